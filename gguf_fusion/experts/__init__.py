@@ -1,0 +1,1 @@
+"""Experts: whatever turns a token path into a row of logits."""

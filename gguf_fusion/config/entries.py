@@ -65,7 +65,9 @@ _SOURCE_KEYS = "hub file quant revision wheels url path sha256 size".split()
 def expert_spec(name: str, entry: Entry) -> ExpertSpec:
     if ("sources" in entry) == ("ref" in entry):
         where = next(iter(entry.values())).where if entry else f"[experts.{name}]"
-        both = "has both 'sources' and 'ref'; keep one" if entry.get("ref") else "says nowhere where its file comes from"
+        both = (
+            "has both 'sources' and 'ref'; keep one" if entry.get("ref") else "says nowhere where its file comes from"
+        )
         raise ConfigError(f"{where}: expert {name!r} {both} ('sources' = a list, 'ref' = \"user/repo:Q4_K_M\")")
     if "ref" in entry:
         sources: tuple[Source, ...] = (_ref_source(entry["ref"]),)
@@ -101,6 +103,8 @@ def ensemble_spec(name: str, entry: Entry, experts: Mapping[str, ExpertSpec]) ->
         where = next(iter(entry.values())).where if entry else f"[ensembles.{name}]"
         raise ConfigError(f"{where}: ensemble {name!r} has no 'experts'")
     members, weights = entry["experts"], entry.get("weights")
+    names: Any
+    values: Any
     if isinstance(members.value, dict):
         if weights is not None:
             weights.fail("the table 'experts' already holds the weights; drop this key")
@@ -108,7 +112,8 @@ def ensemble_spec(name: str, entry: Entry, experts: Mapping[str, ExpertSpec]) ->
         weights = members
     else:
         names = members.value
-        values = [1.0] * len(names) if weights is None and isinstance(names, list) else weights and weights.value
+        equal = [1.0] * len(names) if isinstance(names, list) else []
+        values = equal if weights is None else weights.value
     if not isinstance(names, list) or not names or not all(isinstance(item, str) for item in names):
         members.fail(f"expected a list of expert names or a table NAME = WEIGHT, got {members.value!r}")
     for member in names:
@@ -196,7 +201,7 @@ def _wheel_file(parts: list[dict[str, str]]) -> str:
 
 def _ref_source(at: Located) -> Source:
     if not isinstance(at.value, str) or not at.value:
-        at.fail(f"expected text such as \"user/repo:Q4_K_M\", got {at.value!r}")
+        at.fail(f'expected text such as "user/repo:Q4_K_M", got {at.value!r}')
     source = parse_source(at.value, at.folder)
     if source is None:
         at.fail(f"expected user/repo[:QUANT], a URL or a path, got {at.value!r}")

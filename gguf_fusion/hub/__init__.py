@@ -1,21 +1,40 @@
 """Finding, fetching and checking model files."""
 
+from gguf_fusion.hub.inventory import fetched, fetched_outside, remove
+from gguf_fusion.hub.obtain import (
+    KINDS,
+    Found,
+    Planned,
+    expected_size,
+    find_local,
+    is_offline,
+    locate,
+    locate_all,
+    plan,
+    pull,
+)
 from gguf_fusion.hub.progress import Progress, Silent
-from gguf_fusion.hub.obtain import Found, expected_size, find_local, is_offline, locate, locate_all, pull
-from gguf_fusion.hub.refs import Target, default_name, resolve, resolve_one
+from gguf_fusion.hub.refs import Target, default_name, of_expert, resolve, resolve_one
 
 __all__ = [
+    "KINDS",
     "Found",
+    "Planned",
     "Progress",
     "Silent",
     "Target",
     "default_name",
     "expected_size",
+    "fetched",
+    "fetched_outside",
     "find_local",
     "is_offline",
     "locate",
     "locate_all",
+    "of_expert",
+    "plan",
     "pull",
+    "remove",
     "resolve",
     "resolve_one",
 ]

@@ -7,6 +7,7 @@ when it is imported; endpoint, cache directory and offline mode are therefore pa
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import logging as hub_logging
-from huggingface_hub.utils import tqdm as hub_tqdm
+from huggingface_hub.utils.tqdm import tqdm as hub_tqdm
 
 from gguf_fusion.config import HubSource
 from gguf_fusion.errors import HubError
@@ -183,7 +184,14 @@ def _explained(source: HubSource) -> Iterator[None]:
     page = f"{endpoint()}/{source.repo}"
     try:
         yield
-    except (HfHubHTTPError, httpx2.HTTPError, OfflineModeIsEnabled, FileMetadataError, HFValidationError, OSError) as error:
+    except (
+        HfHubHTTPError,
+        httpx2.HTTPError,
+        OfflineModeIsEnabled,
+        FileMetadataError,
+        HFValidationError,
+        OSError,
+    ) as error:
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, HfHubHTTPError):
             raise  # a disk error: store.disk_errors explains those
         raise HubError(_explanation(source, page, _root_cause(error))) from None
@@ -232,7 +240,7 @@ def _explanation(source: HubSource, page: str, error: BaseException) -> str:
 def _quiet() -> Iterator[None]:
     """Keep the library's retry warnings off the terminal: they print signed addresses."""
     before = hub_logging.get_verbosity()
-    hub_logging.set_verbosity_error()
+    hub_logging.set_verbosity(logging.ERROR)
     try:
         yield
     finally:
@@ -242,11 +250,11 @@ def _quiet() -> Iterator[None]:
 def _bar_class(progress: Progress) -> type[hub_tqdm]:
     """A progress bar class for the library that hands its counts to ours and draws nothing."""
 
-    class Forwarding(hub_tqdm):  # type: ignore[misc]
+    class Forwarding(hub_tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self._done = int(kwargs.get("initial") or 0)
             kwargs["disable"] = True
-            super().__init__(*args, **kwargs)
+            super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
 
         def update(self, n: float | None = 1) -> bool | None:
             self._done += int(n or 0)

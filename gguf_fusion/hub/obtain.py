@@ -10,7 +10,7 @@ from pathlib import Path
 from gguf_fusion import gguf_info
 from gguf_fusion.config import HubSource, PathSource, Registry, Source, UrlSource, WheelSource
 from gguf_fusion.errors import HubError, ModelFileError, NoSpaceError, NotCachedError, UsageError
-from gguf_fusion.hub import refs, store
+from gguf_fusion.hub import quants, refs, store
 from gguf_fusion.hub.progress import Progress, Silent
 
 KINDS = {"hub": HubSource, "wheel": WheelSource, "url": UrlSource, "path": PathSource}
@@ -28,6 +28,16 @@ class Found:
     def size_bytes(self) -> int:
         """Bytes on disk, all files together."""
         return sum(path.stat().st_size for path in self.paths)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One step of a pull: nothing to do if ``present``."""
+
+    label: str
+    source: Source
+    size_bytes: int | None
+    present: bool
 
 
 def pull(
@@ -52,6 +62,32 @@ def pull(
     return tuple(_obtain(target, progress, offline=is_offline(offline)).paths[0] for target in targets)
 
 
+def plan(
+    ref: str,
+    registry: Registry | None = None,
+    *,
+    offline: bool = False,
+    source: str | None = None,
+    revision: str | None = None,
+) -> tuple[Planned, ...]:
+    """What ``pull`` would do, without doing it. Asks a repository for sizes where the registry has none."""
+    targets = [restricted(target, source, revision) for target in refs.resolve(ref, registry or Registry.load())]
+    return tuple(_planned(target, is_offline(offline)) for target in targets)
+
+
+def _planned(target: refs.Target, offline: bool) -> Planned:
+    found = find_local(target)
+    if found is not None:
+        return Planned(target.label, found.source, found.size_bytes, present=True)
+    first = target.sources[0]
+    if isinstance(first, PathSource):
+        _require_local(target)
+    size = first.size_bytes
+    if size is None and isinstance(first, HubSource) and not offline:
+        size = _choose_on_hub(first)[1].size_bytes
+    return Planned(target.label, first, size, present=False)
+
+
 def locate(ref: str, registry: Registry | None = None) -> Path:
     """The (first) file of one model that is on this machine already. Raises NotCachedError, UsageError."""
     target = refs.resolve_one(ref, registry or Registry.load())
@@ -72,7 +108,7 @@ def is_offline(asked: bool = False) -> bool:
 def find_local(target: refs.Target) -> Found | None:
     """The model if any of its sources has been fetched before, without asking the network."""
     for source in target.sources:
-        paths = _local_paths(source)
+        paths = local_paths(source)
         if paths:
             return Found(target, source, paths)
     return None
@@ -138,29 +174,39 @@ def _fetch(source: Source, progress: Progress) -> tuple[Path, ...]:
     if isinstance(source, UrlSource):
         from gguf_fusion.hub import direct
 
-        return (direct.fetch(source, progress),)
+        path = direct.fetch(source, progress)
+        store.remember(memo(source), {"paths": [str(path)], "sizes": [path.stat().st_size]})
+        return (path,)
     return _fetch_from_hub(source, progress)
 
 
 def _fetch_from_hub(source: HubSource, progress: Progress) -> tuple[Path, ...]:
-    from gguf_fusion.hub import huggingface, quants
+    from gguf_fusion.hub import huggingface
 
-    commit, files = huggingface.list_files(source)
-    model = quants.choose(source.repo, files, file=source.file, quant=source.quant)
+    commit, model = _choose_on_hub(source)
     size = model.size_bytes
     if size is not None:
         store.require_space(huggingface.cache_dir(), size)
     paths = tuple(huggingface.download(source, commit, file, progress) for file in model.files)
     facts = {"commit": commit, "paths": [str(p) for p in paths], "sizes": [p.stat().st_size for p in paths]}
-    store.remember(_memo(source), facts)
+    store.remember(memo(source), facts)
     return paths
 
 
-def _memo(source: HubSource) -> str:
-    return f"hub:{source}"
+def _choose_on_hub(source: HubSource) -> tuple[str, quants.Candidate]:
+    from gguf_fusion.hub import huggingface
+
+    commit, files = huggingface.list_files(source)
+    return commit, quants.choose(source.repo, files, file=source.file, quant=source.quant)
 
 
-def _local_paths(source: Source) -> tuple[Path, ...]:
+def memo(source: Source) -> str:
+    """The key under which the store remembers a fetched source."""
+    return f"{'hub' if isinstance(source, HubSource) else 'url'}:{source}"
+
+
+def local_paths(source: Source) -> tuple[Path, ...]:
+    """The files of a source that are on this machine, empty if they are not all here."""
     if isinstance(source, PathSource):
         return gguf_info.shard_paths(source.path) if source.path.is_file() else ()
     if isinstance(source, WheelSource):
@@ -175,11 +221,14 @@ def _local_paths(source: Source) -> tuple[Path, ...]:
 
 
 def _remembered_paths(source: HubSource) -> tuple[Path, ...]:
-    facts = store.recall(_memo(source))
+    facts = store.recall(memo(source))
     if facts is None:
         return ()
     paths = tuple(Path(name) for name in facts.get("paths", ()))
-    intact = all(path.is_file() and path.stat().st_size == size for path, size in zip(paths, facts["sizes"], strict=True))
+    sizes = facts.get("sizes", ())
+    intact = len(paths) == len(sizes) > 0 and all(
+        path.is_file() and path.stat().st_size == size for path, size in zip(paths, sizes, strict=True)
+    )
     return paths if intact else ()
 
 

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from gguf_fusion.errors import HubError
 from gguf_fusion.gguf_info import SHARD
 
-DEFAULT_ORDER = (
-    "Q4_K_M Q4_K_S Q5_K_M Q5_K_S Q4_0 IQ4_XS IQ4_NL Q4_1 Q6_K Q8_0 Q3_K_M MXFP4 BF16 F16 F32".split()
-)
+DEFAULT_ORDER = "Q4_K_M Q4_K_S Q5_K_M Q5_K_S Q4_0 IQ4_XS IQ4_NL Q4_1 Q6_K Q8_0 Q3_K_M MXFP4 BF16 F16 F32".split()
 """Best quality per byte first, around 4 to 5 bits; then whatever is larger."""
 
 _QUANT = re.compile(
@@ -135,7 +133,9 @@ def _exact(models: list[Candidate], wanted: str) -> list[Candidate]:
     low = wanted.lower()
     full = low if low.endswith(".gguf") else f"{low}.gguf"
     if any(sign in wanted for sign in "*?["):
-        return having(lambda name: fnmatch.fnmatch(name.lower(), low) or fnmatch.fnmatch(name.rsplit("/", 1)[-1].lower(), low))
+        return having(
+            lambda name: fnmatch.fnmatch(name.lower(), low) or fnmatch.fnmatch(name.rsplit("/", 1)[-1].lower(), low)
+        )
     return (
         having(lambda name: name == wanted)
         or having(lambda name: name.lower() == full)

@@ -25,9 +25,9 @@ def resolve(text: str, registry: Registry) -> tuple[Target, ...]:
     an unknown name, listing the nearest.
     """
     if text in registry.ensembles:
-        return tuple(_expert(registry.experts[name]) for name in registry.ensembles[text].experts)
+        return tuple(of_expert(registry.experts[name]) for name in registry.ensembles[text].experts)
     if text in registry.experts:
-        return (_expert(registry.experts[text]),)
+        return (of_expert(registry.experts[text]),)
     source = parse_source(text)
     if source is None:
         known = [*registry.experts, *registry.ensembles]
@@ -55,7 +55,6 @@ def default_name(text: str, registry: Registry) -> str:
     return Path(stem).stem if stem.lower().endswith(".gguf") else stem
 
 
-def _expert(spec: ExpertSpec) -> Target:
+def of_expert(spec: ExpertSpec) -> Target:
+    """The model of one expert."""
     return Target(spec.name, spec.sources, spec)
-
-

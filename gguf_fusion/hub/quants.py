@@ -95,7 +95,7 @@ def choose(repo: str, files: Iterable[RemoteFile], *, file: str | None, quant: s
 def human_size(n_bytes: int | None) -> str:
     """A size as people read it, in powers of ten like the sizes on web pages."""
     if n_bytes is None:
-        return "? MB"
+        return "?"
     value, unit = float(n_bytes), "B"
     for unit in ("B", "kB", "MB", "GB"):  # noqa: B007 - the loop variable is the result
         if value < 1000 or unit == "GB":

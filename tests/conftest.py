@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,3 +28,74 @@ def clean_environ(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     if not real:
         monkeypatch.setenv("GGUF_FUSION_CACHE", str(tmp_path / "cache"))
         monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
+
+
+def gguf_bytes(
+    *,
+    architecture: str = "llama",
+    fields: dict[str, object] | None = None,
+    tensors: int = 2,
+    version: int = 3,
+    order: str = "<",
+    n_tokens: int = 5,
+    payload: bytes = b"",
+) -> bytes:
+    """A tiny GGUF file: ``tensors`` tensors of 32 float32 values each, a vocabulary of ``n_tokens`` pieces."""
+
+    def text(value: str) -> bytes:
+        raw = value.encode()
+        return struct.pack(f"{order}Q", len(raw)) + raw
+
+    def value(item: object) -> bytes:
+        if isinstance(item, bool):
+            return struct.pack(f"{order}I?", 7, item)
+        if isinstance(item, int):
+            return struct.pack(f"{order}II", 4, item)
+        if isinstance(item, float):
+            return struct.pack(f"{order}If", 6, item)
+        if isinstance(item, str):
+            return struct.pack(f"{order}I", 8) + text(item)
+        assert isinstance(item, list)
+        if item and isinstance(item[0], str):
+            return struct.pack(f"{order}IIQ", 9, 8, len(item)) + b"".join(map(text, item))
+        return struct.pack(f"{order}IIQ{len(item)}I", 9, 4, len(item), *item)
+
+    known: dict[str, object] = {
+        "general.architecture": architecture,
+        "general.name": "tiny",
+        "general.file_type": 15,
+        f"{architecture}.block_count": 1,
+        f"{architecture}.context_length": 64,
+        f"{architecture}.embedding_length": 8,
+        f"{architecture}.attention.head_count": 2,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": [f"t{i}" for i in range(n_tokens)],
+        "tokenizer.ggml.add_bos_token": False,
+        **(fields or {}),
+    }
+    header = b"GGUF" + struct.pack(f"{order}IQQ", version, tensors, len(known))
+    header += b"".join(text(key) + value(item) for key, item in known.items())
+    for index in range(tensors):
+        name = "token_embd.weight" if index == 0 else f"blk.{index - 1}.attn_q.weight"
+        header += text(name) + struct.pack(f"{order}IQIQ", 1, 32, 0, index * 128)
+    header += b"\0" * (-len(header) % 32)
+    return header + b"\x01" * (128 * tensors) + payload
+
+
+@pytest.fixture(name="gguf_bytes")
+def _gguf_bytes() -> Callable[..., bytes]:
+    """The function that makes a tiny GGUF file."""
+    return gguf_bytes
+
+
+@pytest.fixture
+def write_gguf(tmp_path: Path) -> Callable[..., Path]:
+    """A function that writes a tiny GGUF file of that name and returns its path."""
+
+    def write(name: str = "tiny.gguf", **options: object) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gguf_bytes(**options))  # type: ignore[arg-type]
+        return path
+
+    return write

@@ -148,20 +148,19 @@ def _merge_file(path: Path, experts: dict[str, Entry], ensembles: dict[str, Entr
 
 
 def _line(text: str, *keys: str) -> int:
-    """Line (from 1) where the deepest of ``keys`` that can be found is written; tomllib keeps no positions."""
-    section = ".".join(keys[:2])
-    quoted = re.compile(r"""["'\s]""")
-    inside, best = len(keys) == 1, 1
+    """Line (from 1) where ``keys`` is set, else where the deepest table around it begins; tomllib keeps no positions."""
+    wanted, table, best = ".".join(keys), "", 1
     for number, line in enumerate(text.splitlines(), 1):
-        head = line.strip()
+        head = re.sub(r"[\"'\s]", "", line)
         if head.startswith("["):
-            table = quoted.sub("", head.split("]")[0].lstrip("["))
-            inside = table == section or table.startswith(section + ".") or len(keys) == 1
-            if inside and (table == section or best == 1):
+            path = table = head.split("]")[0].lstrip("[")
+            if wanted.startswith(f"{path}."):
                 best = number
-            if inside and ".".join(keys) == table:
-                return number
-        elif inside and quoted.sub("", head.split("=")[0]).split(".")[0] == keys[-1]:
+        elif "=" in head:
+            path = f"{table}.{head.partition('=')[0]}".lstrip(".")
+        else:
+            continue
+        if path == wanted or path.startswith(f"{wanted}."):
             return number
     return best
 

@@ -167,13 +167,15 @@ def _value(path: Path, cursor: _Cursor, value_type: Scalar) -> Scalar:
     return cursor.scalar(_SCALARS[value_type])
 
 
-def _array(path: Path, cursor: _Cursor) -> tuple[int, tuple[Scalar, ...] | None]:
+def _array(path: Path, cursor: _Cursor, depth: int = 0) -> tuple[int, tuple[Scalar, ...] | None]:
     """Length and, where short, the items of an array; the cursor stands behind it afterwards."""
     item_type = cursor.scalar("<I")
     length = cursor.count()
     if item_type == _ARRAY:
+        if depth > 4:  # no writer nests arrays like this
+            raise ModelFileError(f"{path}: the header is nonsense (arrays within arrays); fetch the file again")
         for _ in range(length):
-            _array(path, cursor)
+            _array(path, cursor, depth + 1)
         return length, None
     if length <= _KEEP_ARRAY:
         return length, tuple(_value(path, cursor, item_type) for _ in range(length))

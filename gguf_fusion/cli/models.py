@@ -13,7 +13,7 @@ from gguf_fusion.cli._registry import registry_option
 from gguf_fusion.config import EnsembleSpec, ExpertSpec, Registry
 from gguf_fusion.errors import ModelFileError, NotCachedError
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+json_option = click.option("--json", is_flag=True, help="Print JSON.")
 
 
 @click.command()
@@ -32,7 +32,7 @@ def pull(
     offline: bool,
     dry_run: bool,
     quiet: bool,
-    as_json: bool,
+    json: bool,
     registry: Registry,
 ) -> None:
     """Fetch models: an ensemble, an expert, user/repo:Q4_K_M, hf.co/..., a URL or a path.
@@ -42,7 +42,7 @@ def pull(
     """
     progress = ConsoleProgress(quiet=quiet)
     if dry_run:
-        _dry_run(refs, registry, source, revision, offline, as_json)
+        _dry_run(refs, registry, source, revision, offline, json)
         return
     results = []
     for ref in refs:
@@ -53,7 +53,7 @@ def pull(
             {"name": target.label, "path": str(path)}
             for target, path in zip(hub.resolve(ref, registry), paths, strict=True)
         ]
-    if as_json:
+    if json:
         print_json(results)
     else:
         for result in results:
@@ -89,10 +89,17 @@ def _dry_run(
 
 
 @click.command("list")
-@click.option("-a", "--all", "everything", is_flag=True, help="Also the experts that are not on this machine.")
+@click.option(
+    "-a",
+    "--all",
+    "everything",
+    is_flag=True,
+    envvar="GGUF_FUSION_LIST_ALL",
+    help="Also the experts that are not on this machine.",
+)
 @json_option
 @registry_option
-def list_models(everything: bool, as_json: bool, registry: Registry) -> None:
+def list_models(everything: bool, json: bool, registry: Registry) -> None:
     """List ensembles, and the models that are on this machine."""
     models = [_model_row(spec) for spec in registry.experts.values()]
     models += [_stray_row(found) for found in hub.fetched_outside(registry)]
@@ -106,7 +113,7 @@ def list_models(everything: bool, as_json: bool, registry: Registry) -> None:
         }
         for spec in registry.ensembles.values()
     ]
-    if as_json:
+    if json:
         print_json({"experts": models, "ensembles": ensembles})
         return
     shown = [model for model in models if everything or model["present"]]
@@ -170,10 +177,10 @@ def _quant_of(path: Path) -> str:
 @click.option("--template", is_flag=True, help="Print the chat template only.")
 @json_option
 @registry_option
-def show(ref: str, template: bool, as_json: bool, registry: Registry) -> None:
+def show(ref: str, template: bool, json: bool, registry: Registry) -> None:
     """Describe an ensemble, an expert, or a model file that is on this machine."""
     if ref in registry.ensembles:
-        _show_ensemble(registry.ensembles[ref], registry, as_json)
+        _show_ensemble(registry.ensembles[ref], registry, json)
         return
     target = hub.resolve_one(ref, registry)
     found = hub.find_local(target)
@@ -184,7 +191,7 @@ def show(ref: str, template: bool, as_json: bool, registry: Registry) -> None:
         _print_template(target.label, info)
         return
     facts = _expert_facts(target, found, info)
-    if as_json:
+    if json:
         print_json(facts)
         return
     print_pairs({key: _readable(key, value) for key, value in facts.items() if value not in (None, "", [])})
@@ -274,7 +281,7 @@ def _show_ensemble(spec: EnsembleSpec, registry: Registry, as_json: bool) -> Non
 @click.option("--dry-run", is_flag=True, help="Say what would be freed and stop.")
 @json_option
 @registry_option
-def rm(refs: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool, registry: Registry) -> None:
+def rm(refs: tuple[str, ...], yes: bool, dry_run: bool, json: bool, registry: Registry) -> None:
     """Delete fetched model files. Files that you named by path stay: those are yours."""
     targets = [target for ref in refs for target in hub.resolve(ref, registry)]
     found = [item for target in targets for item in hub.fetched(target)]
@@ -283,14 +290,14 @@ def rm(refs: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool, registry:
             f"nothing to delete: {', '.join(refs)} {'is' if len(refs) == 1 else 'are'} not on this machine"
         )
     freed = sum(item.size_bytes for item in found)
-    if not as_json:
+    if not json:
         for item in found:
             print_line(f"{item.target.label}  {human_size(item.size_bytes)}  {item.paths[0]}")
     if not dry_run:
         if not yes:
             click.confirm(f"Delete {human_size(freed)}?", abort=True, err=True)
         freed = sum(hub.remove(item) for item in found)
-    if as_json:
+    if json:
         removed = [{"name": item.target.label, "path": str(item.paths[0])} for item in found]
         print_json({"removed": removed, "freed_bytes": freed, "dry_run": dry_run})
     else:

@@ -89,17 +89,18 @@ def download(source: HubSource, commit: str, file: quants.RemoteFile, progress: 
 
     progress.start(file.name.rsplit("/", 1)[-1], file.size_bytes)
     try:
-        with _explained(source), store.disk_errors(folder, file.size_bytes or 0), _quiet():
+        with store.disk_errors(folder, file.size_bytes or 0), _explained(source), _quiet():
             path = Path(_anonymous_if_refused(ask))
     finally:
         progress.finish()
     _check(source, file, path)
+    _note_revision(source, commit)
     return path
 
 
 def find_cached(source: HubSource) -> tuple[Path, ...]:
     """The files if the hub's cache holds exactly what the source asks for, whoever fetched them; else empty."""
-    folder = cache_dir() / f"models--{source.repo.replace('/', '--')}"
+    folder = _repo_folder(source)
     try:
         commit = (folder / "refs" / source.revision).read_text(encoding="ascii").strip()
     except OSError:
@@ -117,6 +118,18 @@ def find_cached(source: HubSource) -> tuple[Path, ...]:
     except HubError:
         return ()
     return tuple(snapshot / file.name for file in model.files)
+
+
+def _repo_folder(source: HubSource) -> Path:
+    return cache_dir() / f"models--{source.repo.replace('/', '--')}"
+
+
+def _note_revision(source: HubSource, commit: str) -> None:
+    """Record which commit the revision meant, as the library does when it is asked for a branch."""
+    note = _repo_folder(source) / "refs" / source.revision
+    if source.revision != commit:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(commit, encoding="ascii")
 
 
 def remove(path: Path) -> int:

@@ -46,9 +46,11 @@ def pull(
         return
     results = []
     for ref in refs:
-        for target in hub.resolve(ref, registry):
-            _show_terms(target.expert)
-        paths = hub.pull(ref, registry, progress=progress, offline=offline, source=source, revision=revision)
+        try:
+            paths = hub.pull(ref, registry, progress=progress, offline=offline, source=source, revision=revision)
+        except KeyboardInterrupt:
+            note("nothing unfinished was kept; run the same command again to go on")
+            raise
         results += [
             {"name": target.label, "path": str(path)}
             for target, path in zip(hub.resolve(ref, registry), paths, strict=True)
@@ -58,11 +60,6 @@ def pull(
     else:
         for result in results:
             print_line(f"{result['name']}  {result['path']}")
-
-
-def _show_terms(expert: ExpertSpec | None) -> None:
-    if expert is not None and expert.needs_acceptance and hub.find_local(hub.of_expert(expert)) is None:
-        note(f"{expert.name}: {expert.needs_acceptance}: {expert.licence_url}")
 
 
 def _dry_run(

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +36,8 @@ from gguf_fusion.errors import HubError
 from gguf_fusion.hub import quants, store
 from gguf_fusion.hub.progress import Progress
 
+_DEAD_AFTER_S = 600.0
+"""A partial file that nobody has written to for so long belongs to a killed process."""
 LISTING_S = 10.0
 """Most seconds to wait for a repository's file list, all addresses of the host together."""
 
@@ -74,6 +78,7 @@ def download(source: HubSource, commit: str, file: quants.RemoteFile, progress: 
     """Fetch one file of that commit into the hub's cache and check it. Raises HubError, NoSpaceError."""
     folder = cache_dir()
     bar = _bar_class(progress)
+    _drop_dead_partials(source)
 
     def ask(token: bool | None) -> str:
         return hf_hub_download(
@@ -117,7 +122,18 @@ def find_cached(source: HubSource) -> tuple[Path, ...]:
         model = quants.choose(source.repo, files, file=source.file, quant=source.quant)
     except HubError:
         return ()
-    return tuple(snapshot / file.name for file in model.files)
+    paths = tuple(snapshot / file.name for file in model.files)
+    # The cache names large files by their SHA-256, so another version of the file is told apart for free.
+    named = [path.resolve().name for path in paths if re.fullmatch(r"[0-9a-f]{64}", path.resolve().name)]
+    return () if source.sha256 is not None and named not in ([], [source.sha256]) else paths
+
+
+def _drop_dead_partials(source: HubSource) -> None:
+    """Remove what killed downloads left; the library never takes such a file up again."""
+    for path in (_repo_folder(source) / "blobs").glob("*.incomplete"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _DEAD_AFTER_S:
+                path.unlink()
 
 
 def _repo_folder(source: HubSource) -> Path:

@@ -143,6 +143,8 @@ def _obtain(target: refs.Target, progress: Progress, *, offline: bool) -> Found:
     if found is None:
         if offline:
             return _require_local(target)
+        if target.expert is not None and target.expert.needs_acceptance:
+            progress.note(f"{target.label}: {target.expert.needs_acceptance}: {target.expert.licence_url}")
         found = _fetch_first(target, progress)
     gguf_info.require_generative(gguf_info.read(found.paths[0]))
     return found

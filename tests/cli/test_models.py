@@ -131,8 +131,10 @@ def test_pull_prints_paths(registry_file: Path, tmp_path: Path) -> None:
     assert [fact["name"] for fact in facts] == ["a", "b"]
 
 
-def test_terms_are_shown_before_fetching(registry_file: Path) -> None:
+def test_terms_are_shown_before_fetching(registry_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Terms that need acceptance appear with their link, unless the file is here already."""
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     result = run("pull", "c", "--config", registry_file)
     assert "c: say yes: https://terms" in result.stderr
     assert result.exit_code == 1
@@ -231,6 +233,7 @@ def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, registry_file: Path) 
     monkeypatch.setattr(hub, "pull", interrupted)
     result = run("pull", "a", "--config", registry_file)
     assert result.exit_code == 130
+    assert "nothing unfinished was kept" in result.stderr
     assert "Traceback" not in result.stderr
 
 

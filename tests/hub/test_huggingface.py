@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -284,6 +285,49 @@ def test_remove_frees_the_content(hub_server: Hub, registry: Registry, big_gguf:
     assert not content.exists()
     assert not path.is_symlink()
     assert hub.fetched_outside(registry) == []
+
+
+def test_kill_leaves_no_file_that_looks_complete(hub_server: Hub, registry: Registry, big_gguf: bytes) -> None:
+    """A process killed in the middle leaves a partial file at most, which a later pull removes."""
+    hub_server.add("u/r", **{"m-Q4_K_M": big_gguf})
+    hub_server.chunk_delay_s = 0.1
+    child = subprocess.Popen([sys.executable, "-m", "gguf_fusion", "pull", "u/r"], stderr=subprocess.DEVNULL)
+    while hub_server.sent_bytes < 0.4 * len(big_gguf):
+        time.sleep(0.05)
+    child.kill()
+    child.wait()
+    with pytest.raises(NotCachedError):
+        hub.locate("u/r:Q4_K_M", registry)
+    partials = list(huggingface.cache_dir().rglob("*.incomplete"))
+    assert len(partials) == 1
+    os.utime(partials[0], (0, 0))
+    hub_server.chunk_delay_s = 0
+    (path,) = hub.pull("u/r", registry)
+    assert path.read_bytes() == big_gguf
+    assert not partials[0].exists()
+
+
+def test_concurrent_pulls_share_one_download(hub_server: Hub, registry: Registry, big_gguf: bytes) -> None:
+    """Two processes at once both succeed, and the content is sent once."""
+    hub_server.add("u/r", **{"m-Q4_K_M": big_gguf})
+    hub_server.chunk_delay_s = 0.02
+    command = [sys.executable, "-m", "gguf_fusion", "pull", "u/r"]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate(timeout=60) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert hub_server.sent_bytes == len(big_gguf)
+    assert hub.locate("u/r", registry).read_bytes() == big_gguf
+
+
+def test_cached_file_of_another_version_is_not_taken(hub_server: Hub, tmp_path: Path, big_gguf: bytes) -> None:
+    """A file in the hub's cache whose hash is not the registry's does not count as present."""
+    hub_server.add("u/r", **{"m-Q4_K_M": big_gguf})
+    hub.pull("u/r:Q4_K_M", Registry({}, {}))
+    path = tmp_path / "r.toml"
+    for digest, fits in ((hashlib.sha256(big_gguf).hexdigest(), True), ("0" * 64, False)):
+        path.write_text(f"[experts.a]\nsources = [{{ hub = 'u/r', file = 'm-Q4_K_M.gguf', sha256 = '{digest}' }}]\n")
+        target = hub.resolve_one("a", Registry.load([path]))
+        assert (hub.find_local(target) is not None) == fits
 
 
 def test_plan_knows_sizes(hub_server: Hub, registry: Registry, big_gguf: bytes) -> None:

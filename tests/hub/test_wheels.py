@@ -250,6 +250,17 @@ def test_remove_frees_the_file(registry: Registry, big_gguf: bytes) -> None:
     assert hub.pull("one", registry) == (path,)
 
 
+def test_files_of_forgotten_experts_are_listed(registry: Registry, big_gguf: bytes) -> None:
+    """A file whose expert has left the registry is listed by its path and can be deleted."""
+    (path,) = hub.pull("one", registry)
+    assert hub.fetched_outside(registry) == []
+    without = Registry.load()
+    (found,) = hub.fetched_outside(without)
+    assert found.target.label == str(path)
+    assert hub.remove(hub.fetched(hub.resolve_one(str(path), without))[0]) == len(big_gguf)
+    assert hub.fetched_outside(without) == []
+
+
 def test_timeout_of_the_user_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """pip's own timeout setting is left alone where there is one."""
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)

@@ -79,7 +79,7 @@ class LazyGroup(click.Group):
                 raise
             _drop_stdout()
             _exit(1)
-        _exit(status if isinstance(status, int) else 0)
+        return _exit(status if isinstance(status, int) else 0)
 
 
 def _exit(status: int) -> NoReturn:

@@ -54,12 +54,25 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     return f"; valid here: {', '.join(known)}" if known else ""
 
 
-EXPERT_KEYS = (
-    "ref sources role description licence licence_url needs_acceptance template n_ctx n_gpu_layers n_threads "
-    "type_k type_v add_end remove_end"
-).split()
-ENSEMBLE_KEYS = "experts weights description strategy epsilon bridge plain_chat sampling".split()
-_SOURCE_KEYS = "hub file quant revision wheels url path sha256 size".split()
+EXPERT_KEYS = [
+    "ref",
+    "sources",
+    "role",
+    "description",
+    "licence",
+    "licence_url",
+    "needs_acceptance",
+    "template",
+    "n_ctx",
+    "n_gpu_layers",
+    "n_threads",
+    "type_k",
+    "type_v",
+    "add_end",
+    "remove_end",
+]
+ENSEMBLE_KEYS = ["experts", "weights", "description", "strategy", "epsilon", "bridge", "plain_chat", "sampling"]
+_SOURCE_KEYS = ["hub", "file", "quant", "revision", "wheels", "url", "path", "sha256", "size"]
 
 
 def expert_spec(name: str, entry: Entry) -> ExpertSpec:

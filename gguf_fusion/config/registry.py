@@ -148,7 +148,7 @@ def _merge_file(path: Path, experts: dict[str, Entry], ensembles: dict[str, Entr
 
 
 def _line(text: str, *keys: str) -> int:
-    """Line (from 1) where ``keys`` is set, else where the deepest table around it begins; tomllib keeps no positions."""
+    """Line (from 1) where ``keys`` is set, else where the deepest table around it begins (tomllib keeps none)."""
     wanted, table, best = ".".join(keys), "", 1
     for number, line in enumerate(text.splitlines(), 1):
         head = re.sub(r"[\"'\s]", "", line)

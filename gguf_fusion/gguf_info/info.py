@@ -22,8 +22,21 @@ _FILE_TYPES: dict[int, str] = {
     39: "NVFP4", 40: "Q1_0",
 }  # fmt: skip
 _ENCODERS = frozenset(
-    "bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding "
-    "llama-embed t5encoder clip wavtokenizer-dec".split()
+    [
+        "bert",
+        "modern-bert",
+        "nomic-bert",
+        "nomic-bert-moe",
+        "neo-bert",
+        "jina-bert-v2",
+        "jina-bert-v3",
+        "eurobert",
+        "gemma-embedding",
+        "llama-embed",
+        "t5encoder",
+        "clip",
+        "wavtokenizer-dec",
+    ]
 )
 _OTHER_KINDS = {
     "t5": "an encoder-decoder model",
@@ -159,7 +172,7 @@ def require_generative(info: ModelInfo) -> None:
 
 
 def shard_paths(path: Path) -> tuple[Path, ...]:
-    """All files of the model that ``path`` belongs to, in order. Raises ModelFileError naming those that are missing."""
+    """All files of the model that ``path`` belongs to, in order. Raises ModelFileError naming missing ones."""
     match = SHARD.match(path.name)
     if match is None:
         if not path.is_file():

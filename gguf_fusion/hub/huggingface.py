@@ -181,7 +181,7 @@ def _within(seconds: float, function: Callable[[], _Result]) -> _Result:
     def work() -> None:
         try:
             outcome.append(function())
-        except BaseException as error:  # noqa: BLE001 - handed over to the waiting thread
+        except BaseException as error:
             failure.append(error)
 
     thread = threading.Thread(target=work, daemon=True)

@@ -15,7 +15,23 @@ from dataclasses import dataclass
 from gguf_fusion.errors import HubError
 from gguf_fusion.gguf_info import SHARD
 
-DEFAULT_ORDER = "Q4_K_M Q4_K_S Q5_K_M Q5_K_S Q4_0 IQ4_XS IQ4_NL Q4_1 Q6_K Q8_0 Q3_K_M MXFP4 BF16 F16 F32".split()
+DEFAULT_ORDER = [
+    "Q4_K_M",
+    "Q4_K_S",
+    "Q5_K_M",
+    "Q5_K_S",
+    "Q4_0",
+    "IQ4_XS",
+    "IQ4_NL",
+    "Q4_1",
+    "Q6_K",
+    "Q8_0",
+    "Q3_K_M",
+    "MXFP4",
+    "BF16",
+    "F16",
+    "F32",
+]
 """Best quality per byte first, around 4 to 5 bits; then whatever is larger."""
 
 _QUANT = re.compile(
@@ -97,7 +113,7 @@ def human_size(n_bytes: int | None) -> str:
     if n_bytes is None:
         return "?"
     value, unit = float(n_bytes), "B"
-    for unit in ("B", "kB", "MB", "GB"):  # noqa: B007 - the loop variable is the result
+    for unit in ("B", "kB", "MB", "GB"):
         if value < 1000 or unit == "GB":
             break
         value /= 1000

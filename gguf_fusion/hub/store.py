@@ -124,7 +124,7 @@ def disk_errors(folder: Path, needed_bytes: int) -> Iterator[None]:
 def publish(partial: Path, target: Path) -> None:
     """Move a complete, synced file to its final name in one step."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(partial, target)
+    partial.replace(target)
     if os.name == "posix":
         folder = os.open(target.parent, os.O_RDONLY)
         try:
@@ -146,7 +146,7 @@ def remember(reference: str, facts: dict[str, Any]) -> None:
     handle, name = tempfile.mkstemp(dir=target.parent, suffix=".tmp")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         json.dump({"reference": reference, **facts}, file)
-    os.replace(name, target)
+    Path(name).replace(target)
 
 
 def recall(reference: str) -> dict[str, Any] | None:

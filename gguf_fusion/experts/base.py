@@ -38,9 +38,7 @@ class Expert(Protocol):
         """Ids of template scaffolding: the text of control tokens becomes these tokens; no BOS is added."""
         ...
 
-    def evaluate(
-        self, path: I32, n_rows: int = 1, *, branch: bool = False, progress: Progress | None = None
-    ) -> F32:
+    def evaluate(self, path: I32, n_rows: int = 1, *, branch: bool = False, progress: Progress | None = None) -> F32:
         """Raw logits float32[n_rows, n_vocab] after each of the last ``n_rows`` tokens of ``path``.
 
         Whatever prefix of ``path`` is already resident is reused. With ``branch`` the resident path stays as it is

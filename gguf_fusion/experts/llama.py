@@ -1,0 +1,293 @@
+"""An expert that is a GGUF model run by llama.cpp."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gguf_fusion.arrays import F32, I32
+from gguf_fusion.errors import ClosedError, ContextOverflowError, ExpertFailedError, LoadError, ModelFileError
+from gguf_fusion.experts import native
+from gguf_fusion.experts.base import Progress
+from gguf_fusion.experts.native_vocabulary import EndEdit, read_vocabulary
+from gguf_fusion.experts.settings import Settings, check_against_model, load_message
+from gguf_fusion.experts.tokenizer import Tokenizer
+from gguf_fusion.gguf_info import read, require_generative
+
+_log = logging.getLogger(__name__)
+_warned_cpu_only = False
+
+_NO_SPACE = 1
+"""``llama_decode``: no free cells."""
+
+
+class LlamaExpert:
+    """Evaluates token paths with a GGUF model, keeping the last path resident. See ``experts.base.Expert``."""
+
+    def __init__(self, name: str, model: native.Model, context: native.Context, settings: Settings, ends: Any) -> None:
+        """Use ``load``."""
+        self.name = name
+        self.settings = settings
+        self.n_ctx = settings.n_ctx
+        self.max_rows = settings.max_rows
+        self.n_decoded = 0
+        self.decode_s = 0.0
+        self.vocabulary = read_vocabulary(model, add_end=ends[0], remove_end=ends[1])
+        self._tokenizer = Tokenizer(
+            name, self.vocabulary, lambda text, special: model.tokenize(text, parse_special=special)
+        )
+        self._model, self._context = model, context
+        self._n_swa = 0 if settings.swa_full else model.n_swa
+        self._can_cut = not model.has_state
+        self._resident = np.zeros(settings.n_ctx, np.int32)
+        self._n_resident = 0
+        self._last_path = np.zeros(0, np.int32)
+        self._last_rows: F32 | None = None
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+        self._closed = False
+        # A forgotten expert gives its memory back too; contexts go before their model.
+        self._release = weakref.finalize(self, _free, context, model, self._process)
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | str,
+        *,
+        name: str | None = None,
+        add_end: EndEdit = (),
+        remove_end: EndEdit = (),
+        **settings: Any,
+    ) -> LlamaExpert:
+        """Load a GGUF file (any shard of a split one) with the given ``Settings``.
+
+        Raises ModelFileError for files that are damaged or cannot generate, UsageError for settings out of range,
+        LoadError when memory or the native library says no (the message ends with its reason).
+        """
+        chosen = Settings(**settings)
+        info = read(path)
+        require_generative(info)
+        name = name or info.path.stem
+        check_against_model(name, info, chosen)
+        if chosen.n_gpu_layers:
+            _warn_if_cpu_only(name)
+        model = context = None
+        try:
+            try:
+                model = native.Model(
+                    info.path, n_gpu_layers=chosen.n_gpu_layers, use_extra_bufts=chosen.use_extra_bufts
+                )
+                if not model.generates:
+                    raise ModelFileError(
+                        f"{info.path}: this model does not generate text from left to right; "
+                        f"choose a text-generation GGUF"
+                    )
+                context = native.Context(
+                    model, n_ctx=chosen.n_ctx, n_batch=chosen.n_batch, n_ubatch=chosen.n_ubatch,
+                    n_rows=chosen.max_rows, n_threads=chosen.threads, type_k=chosen.type_k, type_v=chosen.type_v,
+                    flash_attn=chosen.flash_attn, swa_full=chosen.swa_full, n_seq=1 if model.has_state else 2,
+                )  # fmt: skip
+            except LoadError as error:
+                raise LoadError(load_message(name, info, chosen, str(error))) from None
+            return cls(name, model, context, chosen, (tuple(add_end), tuple(remove_end)))
+        except BaseException:
+            _free(context, model, os.getpid())
+            raise
+
+    # ---- text -------------------------------------------------------------------------------------------------
+
+    def tokenize(self, text: bytes) -> I32:
+        """int32[n]: canonical ids of plain text; see ``tokenizer.Tokenizer.text``."""
+        with self._using():
+            return self._tokenizer.text(text)
+
+    def tokenize_template(self, text: bytes) -> I32:
+        """int32[n]: ids of template scaffolding; see ``tokenizer.Tokenizer.template``."""
+        with self._using():
+            return self._tokenizer.template(text)
+
+    def chat_template(self) -> str | None:
+        """The whole text of the model's default chat template, or None if it has none."""
+        with self._using():
+            return self._model.chat_template()
+
+    # ---- evaluation -------------------------------------------------------------------------------------------
+
+    def evaluate(self, path: I32, n_rows: int = 1, *, branch: bool = False, progress: Progress | None = None) -> F32:
+        """Raw logits float32[n_rows, n_vocab] after each of the last ``n_rows`` tokens of ``path``, without a copy.
+
+        Valid until the next ``evaluate`` or ``close``. Equal calls give equal rows bit for bit only when the same
+        tokens are decoded in the same batches: which ones depends on what is resident.
+        """
+        with self._using():
+            path = self._checked(path, n_rows)
+            if self._last_rows is not None and len(self._last_rows) >= n_rows and np.array_equal(path, self._last_path):
+                return self._last_rows[-n_rows:]
+            self._last_rows = None
+            rows = self._beside(path, n_rows) if branch else None
+            if rows is None:
+                rows = self._along(path, n_rows, progress)
+            self._last_path, self._last_rows = path.copy(), rows
+            return rows
+
+    def set_threads(self, n: int) -> None:
+        """Decode with ``n`` threads from the next call on."""
+        if not 1 <= n <= native.MAX_THREADS:
+            raise ValueError(f"n: expected 1…{native.MAX_THREADS} threads, got {n}")
+        with self._using():
+            self._context.set_threads(n)
+
+    def _checked(self, path: I32, n_rows: int) -> I32:
+        path = np.ascontiguousarray(path, np.int32)
+        if path.ndim != 1 or not len(path):
+            raise ValueError(f"path: expected int32[n] with at least one token, got shape {path.shape}")
+        if not 1 <= n_rows <= min(self.max_rows, len(path)):
+            raise ValueError(
+                f"n_rows: expected 1…{min(self.max_rows, len(path))} (max_rows and the path's length), got {n_rows}"
+            )
+        if len(path) > self.n_ctx:
+            raise ContextOverflowError(self.name, len(path), self.n_ctx)
+        if int(path.min()) < 0 or int(path.max()) >= self.vocabulary.n_vocab:
+            raise ValueError(f"path: token ids must lie in 0…{self.vocabulary.n_vocab - 1}")
+        return path
+
+    def _shared(self, path: I32) -> int:
+        """Length of the longest common prefix of ``path`` and the resident path."""
+        n = min(len(path), self._n_resident)
+        different = np.flatnonzero(path[:n] != self._resident[:n])
+        return int(different[0]) if len(different) else n
+
+    def _along(self, path: I32, n_rows: int, progress: Progress | None) -> F32:
+        """Make ``path`` the resident one and return its last rows."""
+        start = self._cut(min(self._shared(path), len(path) - n_rows))
+        total = len(path) - start
+        at = start
+        while True:
+            rest = len(path) - at
+            # The last chunk must hold all tokens whose rows are wanted.
+            n = rest if rest <= self._context.n_batch else min(self._context.n_batch, rest - n_rows)
+            wanted = n_rows if n == rest else 0
+            self._decode(path[at : at + n], at, 0, wanted)
+            self._resident[at : at + n] = path[at : at + n]
+            at += n
+            self._n_resident = at
+            if progress is not None:
+                progress(at - start, total)
+            if n == rest:
+                return self._context.rows(n, n_rows)
+
+    def _cut(self, start: int) -> int:
+        """Shorten the resident path to ``start`` tokens, or to none where the memory cannot; returns its new length."""
+        context = self._context
+        held = self._n_resident
+        if context.last_position(0) != held - 1:
+            held = 0  # an interrupted call left something behind
+        elif start < held:
+            # Set first: if the call is interrupted, the check above notices.
+            self._n_resident = start
+            if not (self._window_complete(start) and (start == 0 or context.remove(0, start))):
+                if self._can_cut and not self._n_swa:
+                    _log.warning("expert %r: its memory refused to go back; the text is evaluated again", self.name)
+                held = 0
+            elif start == 0:
+                held = 0
+            else:
+                held = start
+        if held == 0:
+            context.clear()
+        self._n_resident = held
+        return held
+
+    def _window_complete(self, start: int) -> bool:
+        """Whether every token that position ``start`` may attend to is still in the cache of the window layers."""
+        return not self._n_swa or self._context.first_position(0) <= max(0, start - self._n_swa)
+
+    def _beside(self, path: I32, n_rows: int) -> F32 | None:
+        """Rows of ``path`` from a second sequence, the resident one untouched; None where that is not possible."""
+        context = self._context
+        start = min(self._shared(path), len(path) - n_rows)
+        n = len(path) - start
+        if not self._can_cut or not start or n > context.n_batch or self._n_resident + n > context.n_cells:
+            return None
+        if context.last_position(0) != self._n_resident - 1 or not self._window_complete(start):
+            return None
+        try:
+            context.share(start)
+            self._decode(path[start:], start, 1, n_rows)
+            return context.rows(n, n_rows)
+        finally:
+            context.remove(1, 0)
+
+    def _decode(self, tokens: I32, position: int, sequence: int, n_rows: int) -> None:
+        began = time.perf_counter()
+        code = self._context.decode(tokens, position, sequence, n_rows)
+        self.decode_s += time.perf_counter() - began
+        if code:
+            reason = self._context.explain(code)
+            if sequence == 0:
+                self._context.clear()
+                self._n_resident = 0
+            raise ExpertFailedError(self.name, reason)
+        self.n_decoded += len(tokens)
+
+    # ---- life -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free the context, then the model; waits for a running call. Closing twice is harmless."""
+        if os.getpid() != self._process:
+            self._closed = True  # the memory belongs to the parent process
+            return
+        with self._lock:
+            self._closed = True
+            self._last_rows = None
+            self._release()
+
+    def __enter__(self) -> LlamaExpert:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """Hold the lock during a call; raises if the expert cannot be used (any more, or in this process)."""
+        if os.getpid() != self._process:
+            raise ExpertFailedError(
+                self.name,
+                f"it was loaded by process {self._process} and cannot be used in its fork {os.getpid()}; "
+                f"load it after forking, or start processes with the 'spawn' method",
+            )
+        with self._lock:
+            if self._closed:
+                raise ClosedError(f"expert {self.name!r} was closed; load it again to use it")
+            yield
+
+
+def _free(context: native.Context | None, model: native.Model | None, process: int) -> None:
+    if os.getpid() != process:
+        return
+    if context is not None:
+        context.close()
+    if model is not None:
+        model.close()
+
+
+def _warn_if_cpu_only(name: str) -> None:
+    global _warned_cpu_only
+    if not _warned_cpu_only and not native.supports_gpu_offload():
+        _warned_cpu_only = True
+        _log.warning(
+            "expert %r asks for layers on a GPU, but the installed llama-cpp-python was built for the CPU only: "
+            'everything runs on the CPU. For NVIDIA cards: CMAKE_ARGS="-DGGML_CUDA=on" pip install '
+            "--force-reinstall --no-cache-dir llama-cpp-python (Metal, Vulkan, ROCm: see the README)",
+            name,
+        )

@@ -1,0 +1,180 @@
+"""Tokenization that keeps its word: the pieces of the ids, joined, are exactly the bytes that were given.
+
+The native tokenizer does not promise that. It may put a space in front (SentencePiece vocabularies), replaces broken
+UTF-8, takes a literal "▁" for a space, strips blanks beside some special tokens, and can merge ordinary text into a
+control token. Every answer is therefore compared with the text; where it differs the text is cut around the culprit
+and the parts are tokenized on their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+
+from gguf_fusion.arrays import I32
+from gguf_fusion.errors import ExpertFailedError
+from gguf_fusion.vocabulary import Kind, Vocabulary
+
+NativeTokenize = Callable[[bytes, bool], I32]
+"""(valid UTF-8, parse_special) -> ids, without BOS."""
+
+_WEDGES = (b"\x01", b"\x02", b"\n", b"\x1f")
+"""Characters put before a text so that an added space clings to them; no vocabulary merges them with what follows."""
+
+
+class Tokenizer:
+    """Exact tokenization with one expert's vocabulary."""
+
+    def __init__(self, name: str, vocabulary: Vocabulary, native: NativeTokenize) -> None:
+        self._name = name
+        self._vocabulary = vocabulary
+        self._native = native
+        self._adds_space = self._joined(native(b"a", False)) == b" a"
+
+    def text(self, text: bytes) -> I32:
+        """int32[n]: canonical ids of plain text, for any bytes. No BOS, nothing but TEXT ids, exact when joined.
+
+        Raises ExpertFailedError if the vocabulary cannot spell the text at all.
+        """
+        return _concatenated([self._plain(part) if valid else self._spelled(part) for part, valid in utf8_runs(text)])
+
+    def template(self, text: bytes) -> I32:
+        """int32[n]: ids of template scaffolding; the text of control tokens becomes these tokens, no BOS is added.
+
+        Blanks next to control tokens are treated as the model file demands, no space is put at the start.
+        """
+        return _concatenated(
+            [self._called(part, True) if valid else self._spelled(part) for part, valid in utf8_runs(text)]
+        )
+
+    def _called(self, text: bytes, parse_special: bool) -> I32:
+        """The native answer without a space added at the start."""
+        if not text:
+            return np.zeros(0, np.int32)
+        if not self._adds_space:
+            return self._native(text, parse_special)
+        for wedge in _WEDGES:
+            ids = self._native(wedge + text, parse_special)
+            for n in range(1, min(4, len(ids)) + 1):
+                if self._joined(ids[:n]) in (wedge, b" " + wedge):
+                    return ids[n:]
+        return self._native(text, parse_special)
+
+    def _plain(self, text: bytes) -> I32:
+        ids = self._called(text, False)
+        culprit = self._culprit(text, ids)
+        if culprit is None:
+            return ids
+        if len(text.decode()) == 1:
+            return self._spelled(text)
+        if culprit == text:
+            # Alone, the whole text means something else than text: its first character breaks the spell.
+            first = len(text.decode()[0].encode())
+            return _concatenated([self._plain(text[:first]), self._plain(text[first:])])
+        pieces: list[I32] = []
+        for index, part in enumerate(text.split(culprit)):
+            if index:
+                pieces.append(self._plain(culprit))
+            if part:
+                pieces.append(self._plain(part))
+        return _concatenated(pieces)
+
+    def _culprit(self, text: bytes, ids: I32) -> bytes | None:
+        """The stretch of ``text`` that first went wrong: a non-text token's bytes or a changed character."""
+        vocabulary = self._vocabulary
+        if (vocabulary.kinds[ids] == Kind.TEXT).all() and vocabulary.text(ids) == text:
+            return None
+        at = 0
+        for token in ids:
+            piece = vocabulary.piece(int(token))
+            same = text.startswith(piece, at)
+            if same and vocabulary.kinds[token] == Kind.TEXT:
+                at += len(piece)
+                continue
+            if same and piece:
+                return piece
+            while at < len(text) and piece and text[at] == piece[0]:
+                at, piece = at + 1, piece[1:]
+            break
+        at = min(at, len(text) - 1)
+        while at and text[at] & 0xC0 == 0x80:
+            at -= 1
+        end = at + 1
+        while end < len(text) and text[end] & 0xC0 == 0x80:
+            end += 1
+        return text[at:end]
+
+    def _joined(self, ids: I32) -> bytes:
+        return b"".join(self._vocabulary.piece(int(token)) for token in ids)
+
+    def _spelled(self, data: bytes) -> I32:
+        """Bytes that must not, or cannot, go through the native tokenizer: the longest pieces there are, then bytes."""
+        ids, at = [], 0
+        while at < len(data):
+            for length in range(min(4, len(data) - at), 0, -1):
+                token = self._short_pieces.get(data[at : at + length])
+                if token is not None:
+                    break
+            else:
+                raise ExpertFailedError(
+                    self._name,
+                    f"its vocabulary has no token for the byte 0x{data[at]:02X} "
+                    f"(in {data[max(0, at - 8) : at + 8]!r}); remove it from the text or leave this expert out",
+                )
+            ids.append(token)
+            at += length
+        return np.array(ids, np.int32)
+
+    @cached_property
+    def _short_pieces(self) -> dict[bytes, int]:
+        """TEXT pieces of one byte, and those of up to 4 bytes that hold parts of characters only."""
+        vocabulary = self._vocabulary
+        lengths = np.diff(vocabulary.piece_start)
+        short = np.flatnonzero((vocabulary.kinds == Kind.TEXT) & (lengths >= 1) & (lengths <= 4))
+        first = vocabulary.piece_bytes[vocabulary.piece_start[short]]
+        known: dict[bytes, int] = {}
+        # Byte fallbacks last: where a normal piece has the same byte, it is the one the tokenizer uses.
+        order = np.lexsort((short, vocabulary.byte_fallback[short]))
+        for token in short[order][((first >= 0x80) | (lengths[short] == 1))[order]]:
+            piece = vocabulary.piece(int(token))
+            if len(piece) == 1 or not _is_utf8(piece):
+                known.setdefault(piece, int(token))
+        return known
+
+
+def utf8_runs(data: bytes) -> list[tuple[bytes, bool]]:
+    """``data`` cut into non-empty runs, each (bytes, whether it is valid UTF-8)."""
+    runs: list[tuple[bytes, bool]] = []
+    at = 0
+    while at < len(data):
+        try:
+            data[at:].decode()
+        except UnicodeDecodeError as error:
+            if error.start:
+                runs.append((data[at : at + error.start], True))
+            broken = data[at + error.start : at + error.end]
+            if runs and not runs[-1][1]:
+                runs[-1] = (runs[-1][0] + broken, False)
+            else:
+                runs.append((broken, False))
+            at += error.end
+        else:
+            runs.append((data[at:], True))
+            break
+    return runs
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _concatenated(parts: list[I32]) -> I32:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts).astype(np.int32) if parts else np.zeros(0, np.int32)

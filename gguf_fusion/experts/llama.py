@@ -19,9 +19,10 @@ from gguf_fusion.errors import ClosedError, ContextOverflowError, ExpertFailedEr
 from gguf_fusion.experts import native
 from gguf_fusion.experts.base import Progress
 from gguf_fusion.experts.native_vocabulary import EndEdit, read_vocabulary
-from gguf_fusion.experts.settings import Settings, check_against_model, load_message
+from gguf_fusion.experts.settings import Settings, check_against_model, depends_on_threads, flash, load_message
 from gguf_fusion.experts.tokenizer import Tokenizer
 from gguf_fusion.gguf_info import read, require_generative
+from gguf_fusion.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
 _warned_cpu_only = False
@@ -33,7 +34,16 @@ _NO_SPACE = 1
 class LlamaExpert:
     """Evaluates token paths with a GGUF model, keeping the last path resident. See ``experts.base.Expert``."""
 
-    def __init__(self, name: str, model: native.Model, context: native.Context, settings: Settings, ends: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: native.Model,
+        context: native.Context,
+        vocabulary: Vocabulary,
+        settings: Settings,
+        *,
+        thread_sensitive: bool,
+    ) -> None:
         """Use ``load``."""
         self.name = name
         self.settings = settings
@@ -41,7 +51,9 @@ class LlamaExpert:
         self.max_rows = settings.max_rows
         self.n_decoded = 0
         self.decode_s = 0.0
-        self.vocabulary = read_vocabulary(model, add_end=ends[0], remove_end=ends[1])
+        self.vocabulary = vocabulary
+        self.thread_sensitive = thread_sensitive
+        """Whether rows change, within rounding, with the number of threads: then keep it the same for a text."""
         self._tokenizer = Tokenizer(
             name, self.vocabulary, lambda text, special: model.tokenize(text, parse_special=special)
         )
@@ -94,11 +106,12 @@ class LlamaExpert:
                 context = native.Context(
                     model, n_ctx=chosen.n_ctx, n_batch=chosen.n_batch, n_ubatch=chosen.n_ubatch,
                     n_rows=chosen.max_rows, n_threads=chosen.threads, type_k=chosen.type_k, type_v=chosen.type_v,
-                    flash_attn=chosen.flash_attn, swa_full=chosen.swa_full, n_seq=1 if model.has_state else 2,
+                    flash_attn=flash(info, chosen), swa_full=chosen.swa_full, n_seq=1 if model.has_state else 2,
                 )  # fmt: skip
             except LoadError as error:
                 raise LoadError(load_message(name, info, chosen, str(error))) from None
-            return cls(name, model, context, chosen, (tuple(add_end), tuple(remove_end)))
+            vocabulary = read_vocabulary(model, add_end=add_end, remove_end=remove_end)
+            return cls(name, model, context, vocabulary, chosen, thread_sensitive=depends_on_threads(info, chosen))
         except BaseException:
             _free(context, model, os.getpid())
             raise

@@ -195,7 +195,7 @@ class Model:
     # ---- vocabulary -------------------------------------------------------------------------------------------
 
     def pieces(self) -> tuple[U8, I64]:
-        """(uint8[total], int64[n_vocab + 1]): the bytes of all ids, special ones by their text, and where each starts."""
+        """(uint8[total], int64[n_vocab + 1]): the bytes of all ids (special ones: their text), and where each starts."""
         assert self.handle
         buffer = np.empty(max(1 << 20, 16 * self.n_vocab), np.uint8)
         base, size, at = buffer.ctypes.data, len(buffer), 0
@@ -237,7 +237,7 @@ class Model:
         return bos if lib.llama_vocab_get_add_bos(self.vocab) and 0 <= bos < self.n_vocab else None
 
     def tokenize(self, text: bytes, *, parse_special: bool) -> I32:
-        """int32[n]: ids of valid UTF-8 text, no BOS added. Thread-safe; spaces may have been added (see ``tokenizer``)."""
+        """int32[n]: ids of valid UTF-8 text, no BOS added. Thread-safe; a space may be added (see ``tokenizer``)."""
         assert self.handle
         ids = np.empty(len(text) + 8, np.int32)
         for _ in range(2):

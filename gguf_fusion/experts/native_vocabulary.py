@@ -25,7 +25,8 @@ def read_vocabulary(model: native.Model, *, add_end: EndEdit = (), remove_end: E
     attributes = model.attributes()
 
     def has(bit: int) -> Bool:
-        return np.not_equal(attributes & bit, 0)
+        found: Bool = (attributes & bit) != 0
+        return found
 
     is_text = has(native.ATTR_NORMAL) | has(native.ATTR_USER_DEFINED) | has(native.ATTR_BYTE)
     empty = np.diff(piece_start) == 0

@@ -11,6 +11,8 @@ from gguf_fusion.gguf_info import ModelInfo
 
 _MARGIN_BYTES = 128 << 20
 _UNLIMITED = 2**31 - 1
+_PLAIN_TYPES = ("f32", "f16", "bf16")
+_SMALL_SCORES = 128 << 20
 _SEQUENCES = 2
 """The text and one branch beside it."""
 
@@ -23,8 +25,8 @@ class Settings:
     """Tokens a path may have; never the full training context by default."""
     n_batch: int = 512
     """Most tokens per native call."""
-    n_ubatch: int = 512
-    """Most tokens per compute step."""
+    n_ubatch: int = 128
+    """Most tokens per compute step. Measured on a 2-core CPU: 512 is no faster and takes up to 100 MB more."""
     n_threads: int = 0
     """0 = the usable cores."""
     n_gpu_layers: int = 0
@@ -34,10 +36,10 @@ class Settings:
     max_rows: int = 8
     """Most rows of one ``evaluate``; the output buffer holds so many."""
     flash_attn: bool | None = None
-    """None = as the native library sees fit."""
+    """None = see ``flash``."""
     use_extra_bufts: bool = False
-    """Repack some weights (a copy in memory) for faster prompts. Off: rows depend less on the batch shape then, one-token
-    steps are as fast, and the AMX kernels behind it (vendored with llama-cpp-python 0.3.36) were seen to crash."""
+    """Repack some weights (a copy in memory) for faster prompts. Off: rows depend less on the batch shape then,
+    one-token steps are as fast, and the AMX kernels behind it (vendored with llama-cpp-python 0.3.36) were seen to crash."""
     swa_full: bool = True
     """Keep the whole text in the cache of sliding-window layers, so that it can be cut anywhere."""
 
@@ -71,6 +73,29 @@ class Settings:
         return -(-self.n_ctx // 256) * 256
 
 
+def flash(info: ModelInfo, settings: Settings) -> bool | None:
+    """Whether to use flash attention; None leaves it to the native library.
+
+    On the CPU it is left out where the attention scores fit into a small buffer: it splits long texts (512 cells and
+    more) by thread, so that rows depend on the number of threads, and one-token steps were slower with it (at 750
+    tokens, two threads: SmolLM2-135M 17 against 12 ms, Qwen2.5-0.5B 44 against 37 ms, Gemma-3-270M 22 against 23 ms).
+    """
+    if settings.flash_attn is not None:
+        return settings.flash_attn
+    plain_v = settings.type_v in _PLAIN_TYPES
+    return False if settings.n_gpu_layers == 0 and plain_v and _score_bytes(info, settings) <= _SMALL_SCORES else None
+
+
+def depends_on_threads(info: ModelInfo, settings: Settings) -> bool:
+    """Whether rows of long texts change (within rounding) with the number of threads."""
+    return flash(info, settings) is not False
+
+
+def _score_bytes(info: ModelInfo, settings: Settings) -> int:
+    """Bytes of one layer's attention scores without flash attention."""
+    return 4 * min(settings.n_ubatch, settings.batch) * settings.cells() * max(info.n_head, default=1)
+
+
 def cache_bytes(info: ModelInfo, settings: Settings) -> int:
     """Bytes of the K and V cache by the file's metadata; 0 where a model keeps none or does not say.
 
@@ -96,6 +121,8 @@ def needed_bytes(info: ModelInfo, settings: Settings) -> int:
     """Bytes of RAM beyond the model file: cache, cell bookkeeping, output rows and a rough compute buffer."""
     rows = 4 * info.n_vocab * max(settings.max_rows, _SEQUENCES)
     compute = 4 * min(settings.n_ubatch, settings.batch) * max(1, info.n_embd) * 16 + rows
+    if flash(info, settings) is False:
+        compute += _score_bytes(info, settings)
     return cache_bytes(info, settings) + cell_bytes(settings) + rows + compute
 
 
@@ -103,7 +130,7 @@ def check_against_model(name: str, info: ModelInfo, settings: Settings) -> None:
     """Raise LoadError if the native library would refuse, crash, or take more memory than there is."""
     for key, head, needs_flash in (("type_k", info.head_size_k, False), ("type_v", info.head_size_v, True)):
         kind = getattr(settings, key)
-        if kind in ("f32", "f16", "bf16"):
+        if kind in _PLAIN_TYPES:
             continue
         if needs_flash and settings.flash_attn is False:
             raise LoadError(

@@ -2,12 +2,14 @@
 
 The native tokenizer does not promise that. It may put a space in front (SentencePiece vocabularies), replaces broken
 UTF-8, takes a literal "▁" for a space, strips blanks beside some special tokens, and can merge ordinary text into a
-control token. Every answer is therefore compared with the text; where it differs the text is cut around the culprit
+control token. Every answer is therefore compared with the text; where it differs the text is cut around the culprits
 and the parts are tokenized on their own.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable
 from functools import cached_property
 
@@ -20,8 +22,14 @@ from gguf_fusion.vocabulary import Kind, Vocabulary
 NativeTokenize = Callable[[bytes, bool], I32]
 """(valid UTF-8, parse_special) -> ids, without BOS."""
 
+_log = logging.getLogger(__name__)
+
 _WEDGES = (b"\x01", b"\x02", b"\n", b"\x1f")
 """Characters put before a text so that an added space clings to them; no vocabulary merges them with what follows."""
+
+
+_SHORT = 64
+"""Parts up to so many bytes are remembered during a call: culprits tend to come again."""
 
 
 class Tokenizer:
@@ -31,12 +39,13 @@ class Tokenizer:
         self._name = name
         self._vocabulary = vocabulary
         self._native = native
+        self._warned = False
         self._adds_space = self._joined(native(b"a", False)) == b" a"
 
     def text(self, text: bytes) -> I32:
         """int32[n]: canonical ids of plain text, for any bytes. No BOS, nothing but TEXT ids, exact when joined.
 
-        Raises ExpertFailedError if the vocabulary cannot spell the text at all.
+        The one exception: a byte in ``unspellable`` is read as another one, with a warning.
         """
         return _concatenated([self._plain(part) if valid else self._spelled(part) for part, valid in utf8_runs(text)])
 
@@ -63,48 +72,40 @@ class Tokenizer:
         return self._native(text, parse_special)
 
     def _plain(self, text: bytes) -> I32:
-        ids = self._called(text, False)
-        culprit = self._culprit(text, ids)
-        if culprit is None:
-            return ids
-        if len(text.decode()) == 1:
-            return self._spelled(text)
-        if culprit == text:
-            # Alone, the whole text means something else than text: its first character breaks the spell.
-            first = len(text.decode()[0].encode())
-            return _concatenated([self._plain(text[:first]), self._plain(text[first:])])
-        pieces: list[I32] = []
-        for index, part in enumerate(text.split(culprit)):
-            if index:
-                pieces.append(self._plain(culprit))
-            if part:
-                pieces.append(self._plain(part))
-        return _concatenated(pieces)
+        """Ids of valid UTF-8: the native answer where it is exact, else that of the parts around what went wrong."""
+        done: list[I32] = []
+        todo = [text]
+        known: dict[bytes, I32] = {}
+        while todo:
+            part = todo.pop()
+            ids = known.get(part)
+            if ids is None:
+                ids = self._called(part, False) if _is_utf8(part) else self._spelled(part)
+                culprits = self._culprits(part, ids)
+                if culprits and len(part.decode()) > 1:
+                    todo.extend(reversed(_cut(part, culprits)))
+                    continue
+                if culprits:
+                    ids = self._spelled(part)
+                if len(part) <= _SHORT:
+                    known[part] = ids
+            done.append(ids)
+        return _concatenated(done)
 
-    def _culprit(self, text: bytes, ids: I32) -> bytes | None:
-        """The stretch of ``text`` that first went wrong: a non-text token's bytes or a changed character."""
+    def _culprits(self, text: bytes, ids: I32) -> set[bytes]:
+        """What in ``text`` went wrong: the bytes of all tokens that are no text, else the first changed character."""
         vocabulary = self._vocabulary
-        if (vocabulary.kinds[ids] == Kind.TEXT).all() and vocabulary.text(ids) == text:
-            return None
-        at = 0
-        for token in ids:
-            piece = vocabulary.piece(int(token))
-            same = text.startswith(piece, at)
-            if same and vocabulary.kinds[token] == Kind.TEXT:
-                at += len(piece)
-                continue
-            if same and piece:
-                return piece
-            while at < len(text) and piece and text[at] == piece[0]:
-                at, piece = at + 1, piece[1:]
-            break
-        at = min(at, len(text) - 1)
-        while at and text[at] & 0xC0 == 0x80:
-            at -= 1
-        end = at + 1
-        while end < len(text) and text[end] & 0xC0 == 0x80:
-            end += 1
-        return text[at:end]
+        joined = self._joined(ids)
+        wrong = ids[vocabulary.kinds[ids] != Kind.TEXT]
+        if not len(wrong) and joined == text:
+            return set()
+        found = {piece for piece in map(vocabulary.piece, wrong.tolist()) if piece and piece in text}
+        if found:
+            return found
+        same = 0
+        while same < min(len(text) - 1, len(joined)) and text[same] == joined[same]:
+            same += 1
+        return {_character_at(text, same)}
 
     def _joined(self, ids: I32) -> bytes:
         return b"".join(self._vocabulary.piece(int(token)) for token in ids)
@@ -118,14 +119,33 @@ class Tokenizer:
                 if token is not None:
                     break
             else:
-                raise ExpertFailedError(
-                    self._name,
-                    f"its vocabulary has no token for the byte 0x{data[at]:02X} "
-                    f"(in {data[max(0, at - 8) : at + 8]!r}); remove it from the text or leave this expert out",
-                )
+                token, length = self._replacement(data[at]), 1
             ids.append(token)
             at += length
         return np.array(ids, np.int32)
+
+    def _replacement(self, byte: int) -> int:
+        """A one-byte token to read instead of a byte that the vocabulary lacks, so that all borders stay where they are.
+
+        Stopping instead would let one stray control character end the work of a whole ensemble.
+        """
+        if not self._warned:
+            self._warned = True
+            _log.warning("expert %r has no token for the byte 0x%02X: it reads '?' instead", self._name, byte)
+        for stand_in in (b"?", b" ", b"."):
+            token = self._short_pieces.get(stand_in)
+            if token is not None:
+                return token
+        raise ExpertFailedError(
+            self._name,
+            f"its vocabulary has no token for the byte 0x{byte:02X} and none to stand in for it; "
+            f"choose a text-generation model",
+        )
+
+    @property
+    def unspellable(self) -> bytes:
+        """The byte values for which the vocabulary has no token; control characters and bytes that UTF-8 never uses."""
+        return bytes(b for b in range(256) if bytes([b]) not in self._short_pieces)
 
     @cached_property
     def _short_pieces(self) -> dict[bytes, int]:
@@ -164,6 +184,26 @@ def utf8_runs(data: bytes) -> list[tuple[bytes, bool]]:
             runs.append((data[at:], True))
             break
     return runs
+
+
+def _cut(text: bytes, culprits: set[bytes]) -> list[bytes]:
+    """``text`` cut before and after every culprit; a text that is one is cut behind its first character."""
+    if text in culprits:
+        # Alone, the whole text means something else than text: its first character breaks the spell.
+        first = len(_character_at(text, 0))
+        return [text[:first], text[first:]]
+    pattern = b"|".join(map(re.escape, sorted(culprits, key=len, reverse=True)))
+    return [part for part in re.split(b"(" + pattern + b")", text) if part]
+
+
+def _character_at(text: bytes, at: int) -> bytes:
+    """The UTF-8 character of valid ``text`` that the byte at ``at`` belongs to."""
+    while at and text[at] & 0xC0 == 0x80:
+        at -= 1
+    end = at + 1
+    while end < len(text) and text[end] & 0xC0 == 0x80:
+        end += 1
+    return text[at:end]
 
 
 def _is_utf8(data: bytes) -> bool:

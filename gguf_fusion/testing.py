@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -34,7 +34,7 @@ def enumerate_next_bytes(vocabulary: Vocabulary, law: PathLaw, path: tuple[int, 
     text_ids = [int(t) for t in vocabulary.text_ids]
     end_ids = [int(t) for t in vocabulary.end_ids]
 
-    @lru_cache(maxsize=None)
+    @cache
     def probs(tokens: tuple[int, ...]) -> F64:
         p = np.zeros(vocabulary.n_vocab)
         keep = text_ids + end_ids

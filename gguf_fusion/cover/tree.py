@@ -15,17 +15,18 @@ share of the exact marginal in total variation; with ``epsilon = 0`` there are n
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp, inf, log
 from typing import Any
 
 import numpy as np
 
-from gguf_fusion.arrays import F32, F64, I32
+from gguf_fusion.arrays import F64, I32
 from gguf_fusion.bridge.tables import ByteTables
 from gguf_fusion.cover.base import PredictorStats, Prompt
 from gguf_fusion.cover.canonical import border_holds, word_start
 from gguf_fusion.cover.ghosts import Surprise, WordStarts, piece_starts
+from gguf_fusion.cover.hypotheses import Boundary, Leaf, Row, log_sum, merged
 from gguf_fusion.cover.prefill import prefill
 from gguf_fusion.errors import ExpertFailedError
 from gguf_fusion.experts.base import Expert, Progress
@@ -33,8 +34,10 @@ from gguf_fusion.kernels.masses import child_masses, exact_end, narrow, range_su
 from gguf_fusion.kernels.softmax import BLOCK, row_masses
 from gguf_fusion.records import END, N_SYMBOLS
 
-DEFAULT_EPSILON = 0.1
-EXACT_EPSILON = 0.002
+DEFAULT_EPSILON = 0.15
+"""Measured on SmolLM2 alone: about +1.4 % bits per byte against its own tokens at 1.26 decodes per token."""
+
+EXACT_EPSILON = 0.01
 
 _NEGLIGIBLE = 1e-6
 """Shares below this are dropped."""
@@ -58,41 +61,6 @@ _OBSERVED_BYTES = 256
 """Prompt bytes whose probability ``start`` reports."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Row:
-    """Unnormalised probabilities after one token path; ``scale`` makes them sum to 1 together with END."""
-
-    probs: F32
-    sums: F64
-    scale: float
-    end: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Leaf:
-    """An evaluated boundary: the pieces in [lo, hi) still agree with the ``depth`` bytes since it.
-
-    ``mass`` is the probability of that range under the row, END included at depth 0.
-    """
-
-    path: I32
-    log_weight: float
-    row: Row
-    lo: int
-    hi: int
-    depth: int
-    mass: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Boundary:
-    """A token border at ``position`` that is not evaluated: a ghost, or about to become a leaf."""
-
-    path: I32
-    log_weight: float
-    position: int
-
-
 class CoverTree:
     """Predictor over 257 symbols: 256 byte values and END. See ``cover.base.Predictor`` for the order of calls."""
 
@@ -107,7 +75,7 @@ class CoverTree:
         merge: bool = True,
         escape: float = _ESCAPE,
     ) -> None:
-        """``epsilon``: boundaries with a larger share of the law are evaluated; 0 evaluates all.
+        """``epsilon``: bits per byte that unevaluated boundaries may be expected to cost; 0 evaluates all.
 
         ``merge`` joins covers that end at the same place (their rows may differ a little); ``escape`` is the share
         always left to the stand-in law, 0 only for exact comparisons.
@@ -181,11 +149,13 @@ class CoverTree:
     def stand_in(self) -> F64:
         """float64[257], sum 1: half what usually follows a fresh boundary, half what the evaluated covers say.
 
-        The first is right where a word ends, the second where a word goes on in another segmentation.
+        The first is right where a word ends, the second where a word goes on in another segmentation; flattened,
+        since another segmentation is the likelier the less the evaluated ones foresee.
         """
         expected = self._word_starts.expect(self._last_byte(len(self._text)))
-        mass = float(self._probs.sum())
-        return 0.5 * expected + self._probs * (0.5 / mass) if mass > 0.0 else expected
+        others = np.sqrt(self._probs)
+        mass = float(others.sum())
+        return 0.5 * expected + others * (0.5 / mass) if mass > 0.0 else expected
 
     def push(self, symbol: int, stand_in_prob: float = 1.0) -> None:
         """Advance by one observed symbol; after END only ``start`` and ``restore`` make sense."""
@@ -209,14 +179,14 @@ class CoverTree:
         """Hypotheses are immutable, so a snapshot copies a few short lists and the word-start law."""
         hypotheses = (list(self._leaves), list(self._ghosts), list(self._pending), self._anchor)
         numbers = (bytes(self._text), list(self._stood), self._log_total)
-        return hypotheses, numbers, self._word_starts.copy()
+        return hypotheses, numbers, (self._word_starts.copy(), self._surprise.copy())
 
     def restore(self, snapshot: Any) -> None:
         """Return to the text of ``snapshot``."""
-        (leaves, ghosts, pending, self._anchor), (text, stood, self._log_total), word_starts = snapshot
+        (leaves, ghosts, pending, self._anchor), (text, stood, self._log_total), (word_starts, surprise) = snapshot
         self._leaves, self._ghosts, self._pending = list(leaves), list(ghosts), list(pending)
         self._text, self._stood = bytearray(text), list(stood)
-        self._word_starts = word_starts.copy()
+        self._word_starts, self._surprise = word_starts.copy(), surprise.copy()
         self._ready = False
 
     # ---- hypotheses -------------------------------------------------------------------------------------------
@@ -268,11 +238,11 @@ class CoverTree:
             if boundary is not None:
                 boundaries = [*boundaries, boundary]
         if self._merge:
-            leaves, boundaries = _merged(leaves, boundaries, here)
+            leaves, boundaries = merged(leaves, boundaries, here)
 
         weights = [self._weight(b) for b in boundaries]
         shares = [leaf.log_weight + log(leaf.mass) for leaf in leaves]
-        total = _log_sum(shares + weights)
+        total = log_sum(shares + weights)
         if total == -inf:
             self._reanchor()
             return
@@ -300,7 +270,9 @@ class CoverTree:
         here = len(self._text)
         costs = []
         for boundary, log_share in zip(boundaries, log_shares, strict=True):
-            expected = self._surprise.expect(self._last_byte(here), log_share) if boundary.position == here else _LATE_BITS
+            expected = (
+                self._surprise.expect(self._last_byte(here), log_share) if boundary.position == here else _LATE_BITS
+            )
             costs.append(exp(log_share) * expected)
         left = sum(costs)
         chosen = []
@@ -404,28 +376,3 @@ class CoverTree:
         self._reanchored_at = len(text)
         self._leaves, self._ghosts = [], []
         self._pending = [Boundary(np.concatenate([path, ids]), 0.0, here)]
-
-
-def _log_sum(logs: list[float]) -> float:
-    """ln of the sum of exponentials; -inf for nothing."""
-    top = max(logs, default=-inf)
-    return top + log(sum(exp(x - top) for x in logs)) if top > -inf else -inf
-
-
-def _merged(leaves: list[Leaf], boundaries: list[Boundary], here: int) -> tuple[list[Leaf], list[Boundary]]:
-    """Join hypotheses that began at the same place: masses add up, an evaluated one or the heaviest speaks for all."""
-    if len(boundaries) + len(leaves) < 2 or not boundaries:
-        return leaves, boundaries
-    groups: dict[int, list[Boundary]] = {}
-    for boundary in boundaries:
-        groups.setdefault(boundary.position, []).append(boundary)
-    joined = []
-    for leaf in leaves:
-        same = groups.pop(here - leaf.depth, [])
-        weights = [leaf.log_weight, *(b.log_weight for b in same)]
-        joined.append(replace(leaf, log_weight=_log_sum(weights)) if same else leaf)
-    rest = []
-    for same in groups.values():
-        heaviest = max(same, key=lambda b: b.log_weight)
-        rest.append(replace(heaviest, log_weight=_log_sum([b.log_weight for b in same])) if len(same) > 1 else heaviest)
-    return joined, rest

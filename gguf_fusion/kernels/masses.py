@@ -76,9 +76,7 @@ def np_int(value: int) -> int:
 
 
 @kernel
-def narrow(
-    lo: int, hi: int, depth: int, byte: int, piece_bytes: U8, piece_start: I64
-) -> tuple[int, int]:
+def narrow(lo: int, hi: int, depth: int, byte: int, piece_bytes: U8, piece_start: I64) -> tuple[int, int]:
     """Sub-range of [lo, hi) whose byte at ``depth`` equals ``byte``; all pieces are longer than ``depth``."""
     left, right = lo, hi
     while left < right:

@@ -69,7 +69,9 @@ def _block_sum(values: F32) -> float:
 
 
 @kernel
-def _row_masses_kernel(logits: F32, top: np.float32, order: I32, end_ids: I32, row: F32, sums: F64) -> tuple[float, float]:
+def _row_masses_kernel(
+    logits: F32, top: np.float32, order: I32, end_ids: I32, row: F32, sums: F64
+) -> tuple[float, float]:
     n = len(order)
     gathered = np.empty(_CHUNK, np.float32)
     powers = np.empty(_CHUNK, np.int32)

@@ -113,7 +113,7 @@ def test_nonsense_in_the_header_is_an_error_of_ours(gguf_bytes: Callable[..., by
         try:
             gguf_info.read(path)
         except ModelFileError as error:
-            assert str(path) in str(error)
+            assert str(path) in str(error)  # noqa: PT017 - most damage is read without an error
 
 
 @pytest.mark.parametrize("name", ["m.gguf.part1of2", "m.gguf.part01", "m.gguf-split-a", "m.gguf.aa"])

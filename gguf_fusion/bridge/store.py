@@ -34,7 +34,7 @@ def cached_arrays(kind: str, key: str, build: Callable[[], Arrays]) -> Arrays:
     """
     path = cache_dir() / "tables" / f"{kind}-{key}-v{_VERSION}.npz"
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except FileNotFoundError:
         pass

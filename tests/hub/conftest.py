@@ -47,7 +47,7 @@ class FakeHub:
 
 def _handler(hub: FakeHub) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: Any) -> None:
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
             pass
 
         def do_HEAD(self) -> None:
@@ -68,7 +68,7 @@ def _handler(hub: FakeHub) -> type[http.server.BaseHTTPRequestHandler]:
             path = unquote(urlsplit(self.path).path)
             token = self.headers.get("Authorization")
             hub.requests.append((self.command, path, token))
-            if path.startswith("/cdn/") or path.startswith("/plain/"):
+            if path.startswith(("/cdn/", "/plain/")):
                 self._send_file(path, body=body)
                 return
             if token and hub.refuse_tokens:

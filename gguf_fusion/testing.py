@@ -18,7 +18,7 @@ PathLaw = Callable[[tuple[int, ...]], F64]
 def byte_vocabulary() -> Vocabulary:
     """256 single bytes and one END id (256)."""
     pieces = [bytes([b]) for b in range(256)] + [b"</s>"]
-    return Vocabulary.from_pieces(pieces, [Kind.TEXT] * 256 + [Kind.END])
+    return Vocabulary.from_pieces(pieces, [int(Kind.TEXT)] * 256 + [int(Kind.END)])
 
 
 def nested_vocabulary() -> Vocabulary:
@@ -39,7 +39,8 @@ def enumerate_next_bytes(vocabulary: Vocabulary, law: PathLaw, path: tuple[int, 
         p = np.zeros(vocabulary.n_vocab)
         keep = text_ids + end_ids
         p[keep] = law(tokens)[keep]
-        return p / p.sum()
+        normalised: F64 = p / p.sum()
+        return normalised
 
     joint = np.zeros(N_SYMBOLS)
 
@@ -59,7 +60,8 @@ def enumerate_next_bytes(vocabulary: Vocabulary, law: PathLaw, path: tuple[int, 
                 joint[piece[len(rest)]] += mass
 
     visit(path, 1.0, text)
-    return joint / joint.sum()
+    law_after: F64 = joint / joint.sum()
+    return law_after
 
 
 def _first_of(vocabulary: Vocabulary, token: int) -> int:

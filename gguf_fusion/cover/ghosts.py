@@ -41,7 +41,7 @@ class WordStarts:
 
     def expect(self, last: int) -> F64:
         """float64[257], sum 1: the expected first-symbol law after byte ``last``."""
-        law = self._by_byte[last] + self._general * (_PRIOR / self._general.sum())
+        law: F64 = self._by_byte[last] + self._general * (_PRIOR / self._general.sum())
         law *= (1.0 - _FLOOR) / law.sum()
         law += _FLOOR / N_SYMBOLS
         return law
@@ -108,4 +108,5 @@ def piece_starts(first_start: np.ndarray) -> F64:
     law = np.zeros(N_SYMBOLS)
     law[:END] = np.diff(first_start)
     law += 1.0
-    return law / law.sum()
+    normalised: F64 = law / law.sum()
+    return normalised

@@ -117,7 +117,8 @@ class CoverTree:
     @property
     def n_tokens(self) -> int:
         """Tokens of the longest live path."""
-        return max((len(h.path) for h in (*self._leaves, *self._ghosts, *self._pending)), default=0)
+        paths = [leaf.path for leaf in self._leaves] + [b.path for b in (*self._ghosts, *self._pending)]
+        return max(map(len, paths), default=0)
 
     def start(self, prompt: Prompt, progress: Progress | None = None) -> F64:
         """Begin a new text. Probabilities of prompt tokens are spread evenly over their bytes."""
@@ -275,7 +276,7 @@ class CoverTree:
             )
             costs.append(exp(log_share) * expected)
         left = sum(costs)
-        chosen = []
+        chosen: list[Boundary] = []
         for i in sorted(range(len(boundaries)), key=lambda i: -costs[i]):
             if left <= self.epsilon and (chosen or self._leaves):
                 break
@@ -292,8 +293,9 @@ class CoverTree:
     def _open(self, boundary: Boundary) -> None:
         """Evaluate a boundary and replay the bytes since it; what ends on the way becomes a ghost."""
         row = self._evaluate(boundary.path)
-        leaf: Leaf | None = Leaf(boundary.path, boundary.log_weight, row, 0, self.tables.n_text, 0, 1.0)
-        self._learn(leaf, boundary.position)
+        fresh = Leaf(boundary.path, boundary.log_weight, row, 0, self.tables.n_text, 0, 1.0)
+        self._learn(fresh, boundary.position)
+        leaf: Leaf | None = fresh
         here = len(self._text)
         for position in range(boundary.position, here):
             leaf = self._narrowed(leaf, self._text[position]) if leaf is not None else None

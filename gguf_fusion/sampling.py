@@ -6,7 +6,6 @@ to plain sampling. In byte space all settings act per byte.
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections import Counter
 from dataclasses import dataclass, fields
@@ -60,11 +59,10 @@ class SamplingParams:
             raise SamplingError(f"stop: expected texts of at least one character, got {self.stop!r}")
 
     def _check(self, name: str, types: tuple[type, ...], low: float, high: float) -> None:
-        value = getattr(self, name)
+        value: Any = getattr(self, name)
         kind = "a whole number" if float not in types else "a number"
-        if isinstance(value, bool) or not isinstance(value, types) or not math.isfinite(value):
-            raise SamplingError(f"{name}: expected {kind} in [{low:g}, {high:g}], got {value!r}")
-        if not low <= value <= high:
+        is_number = isinstance(value, types) and not isinstance(value, bool)
+        if not is_number or not low <= float(value) <= high:  # NaN lies in no interval
             raise SamplingError(f"{name}: expected {kind} in [{low:g}, {high:g}], got {value!r}")
 
     def seeded(self) -> SamplingParams:

@@ -24,7 +24,7 @@ def byte_vocabulary() -> Vocabulary:
 def nested_vocabulary() -> Vocabulary:
     """A small vocabulary with nested, overlapping and duplicate pieces over the letters a, b and c, and two END ids."""
     words = [b"a", b"b", b"c", b"ab", b"abc", b"bc", b"ca", b"abca", b"aa", b"cab", b"bb", b"a"]
-    kinds = [Kind.TEXT] * len(words) + [Kind.CONTROL, Kind.UNUSED, Kind.END, Kind.END]
+    kinds = [int(k) for k in [Kind.TEXT] * len(words) + [Kind.CONTROL, Kind.UNUSED, Kind.END, Kind.END]]
     fallback = [False] * 11 + [True] + [False] * 4
     return Vocabulary.from_pieces([*words, b"<c>", b"", b"</s>", b"<e>"], kinds, None, fallback)
 

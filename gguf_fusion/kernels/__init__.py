@@ -1,0 +1,1 @@
+"""Numba kernels: pure functions on arrays, each with a checked wrapper or a checked caller."""

@@ -98,7 +98,8 @@ class TokenCursor:
         law = np.ones(self.n_symbols)
         law[self._excluded] = 0.0
         law[self._end_ids[1:]] = 0.0
-        return law / law.sum()
+        law /= law.sum()
+        return law
 
     def push(self, symbol: int, stand_in_prob: float = 1.0) -> None:
         """Advance by one token id; after END only ``start`` and ``restore`` make sense."""

@@ -1,0 +1,239 @@
+"""The engine: every expert's law of the next symbol, one fused law, one symbol, and again.
+
+It works on predictors and laws only: it knows neither files nor the command line. The loop:
+
+    prepare    evaluate what is due, lanes side by side
+    laws       each expert's next-symbol law; the share of its ghosts is filled with what the others expect
+    fuse       one law from all
+    sample     one symbol (or take an observed one)
+    advance    push the symbol to every predictor and to the fuser
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from gguf_fusion.arrays import F64
+from gguf_fusion.cover.base import Predictor, Prompt
+from gguf_fusion.errors import ContextOverflowError
+from gguf_fusion.fusion import linear, normalised
+from gguf_fusion.lanes import Lanes
+from gguf_fusion.records import END, N_SYMBOLS, Step, Timings
+from gguf_fusion.sampling import Sampler
+from gguf_fusion.strategy import Fused, Strategy
+from gguf_fusion.vocabulary import Vocabulary
+
+PrefillProgress = Callable[[str, int, int], None]
+"""Called as ``progress(expert, n_done, n_total)`` with token counts while prompts are evaluated."""
+
+_FLOOR = 1e-3
+"""Share of the uniform law in what stands in for ghosts: no symbol is impossible to an expert of the byte space."""
+
+_SPARE_TOKENS = 8
+"""Byte space: context left free, because the path that is evaluated next may be longer than the one that counts."""
+
+_BYTES = tuple(bytes((b,)) for b in range(256))
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolSpace:
+    """What a symbol is: a byte (no vocabulary), or a token id of the one vocabulary all experts share."""
+
+    n_symbols: int = N_SYMBOLS
+    end: int | None = END
+    vocabulary: Vocabulary | None = None
+
+    def data(self, symbol: int) -> bytes:
+        """Bytes that a symbol adds to the text."""
+        if symbol == self.end:
+            return b""
+        return _BYTES[symbol] if self.vocabulary is None else self.vocabulary.piece(symbol)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the fused law and every expert thought of one observed symbol, in nats."""
+
+    logprob: float
+    expert_logprobs: F64
+    ghost_share: float
+
+
+class Engine:
+    """Generates or scores one text at a time. Not thread-safe: one owner.
+
+    ``predictors`` belong to the experts that take part (``weights``: float64[n_experts], all positive) and share one
+    symbol space; ``lanes`` knows these experts by name. ``strategy`` and ``weights`` may be replaced between texts.
+    """
+
+    def __init__(
+        self,
+        predictors: Sequence[Predictor],
+        strategy: Strategy,
+        weights: F64,
+        lanes: Lanes,
+        *,
+        space: SymbolSpace | None = None,
+    ) -> None:
+        self.predictors = tuple(predictors)
+        self.names = tuple(p.expert.name for p in self.predictors)
+        self.strategy = strategy
+        self.weights = weights
+        self.space = space or SymbolSpace()
+        self.prompt_tokens: dict[str, int] = {}
+        self.n_empty_pools = 0
+        """Steps at which the pool left no mass anywhere and the linear pool stepped in."""
+        self._lanes = lanes
+        n, n_symbols = len(self.predictors), self.space.n_symbols
+        self._probs = np.zeros((n, n_symbols))
+        self._logprobs = np.zeros((n, n_symbols))
+        self._shares = np.zeros(n)
+        self._stand_ins = np.zeros((n, n_symbols)) if self.space.vocabulary is None else None
+        self._not_self = 1.0 - np.eye(n)
+        self._begin(0.0)
+
+    # ---- one text ---------------------------------------------------------------------------------------------
+
+    def start(self, prompts: Sequence[Prompt], progress: PrefillProgress | None = None) -> None:
+        """Begin a new text: evaluate every expert's prompt, and tell the weights how well each foresaw it.
+
+        Raises ContextOverflowError, naming the tightest expert, if a prompt leaves no room for a reply.
+        """
+        self.prompt_tokens = self._count(prompts)
+        began = time.perf_counter()
+        observed = [np.zeros(0)] * len(prompts)
+
+        def work(i: int) -> None:
+            report = None if progress is None else partial(progress, self.names[i])
+            observed[i] = self.predictors[i].start(prompts[i], report)
+
+        self._lanes.run({name: partial(work, i) for i, name in enumerate(self.names)})
+        self._begin(time.perf_counter() - began)
+        n = min(map(len, observed))
+        if n:
+            self._fuser.observe_prompt(np.stack([logprobs[-n:] for logprobs in observed]))
+
+    def observe(self, symbol: int) -> Observation:
+        """Advance by one given symbol, which counts as evidence, and return what was thought of it."""
+        fused = self._fuse()
+        seen = Observation(float(fused.log_f[symbol]), self._logprobs[:, symbol].copy(), float(self._shares.max()))
+        self._advance(symbol, generated=False)
+        return seen
+
+    def step(self, sampler: Sampler) -> Step:
+        """Draw one symbol and advance by it. Limits, stop strings and text are the business of ``reply``."""
+        n_before = sum(p.expert.n_decoded for p in self.predictors)
+        fused = self._fuse()
+        began = time.perf_counter()
+        symbol = sampler.draw(fused.log_f)
+        sampler.observe(symbol)
+        self._sampling_s += time.perf_counter() - began
+        step = Step(
+            symbol=symbol,
+            data=self.space.data(symbol),
+            logprob=float(fused.log_f[symbol]),
+            expert_logprobs=self._logprobs[:, symbol].copy(),
+            weights=fused.weights,
+            responsibility=self._fuser.responsibility(symbol, self._logprobs),
+            n_decodes=sum(p.expert.n_decoded for p in self.predictors) - n_before,
+            ghost_share=float(self._shares.max()),
+        )
+        self._advance(symbol, generated=True)
+        return step
+
+    @property
+    def room(self) -> int:
+        """Tokens that still fit the context of the tightest expert; nothing can be drawn once it is 0."""
+        spare = _SPARE_TOKENS if self.space.vocabulary is None else 0
+        return min(max(0, p.expert.n_ctx - p.n_tokens - spare) for p in self.predictors)
+
+    def timings(self) -> Timings:
+        """Seconds and counts of the current text so far; ``decode_s`` and ``bridge_s`` add up over the experts."""
+        now = self._counters()
+        spent = {name: tuple(np.subtract(now[name], was)) for name, was in self._was.items()}
+        return Timings(
+            prefill_s=self._prefill_s,
+            decode_s=sum(decode_s for _, decode_s, _ in spent.values()),
+            bridge_s=sum(bridge_s for _, _, bridge_s in spent.values()),
+            fusion_s=self._fusion_s,
+            sampling_s=self._sampling_s,
+            total_s=time.perf_counter() - self._began,
+            decodes=sum(n for n, _, _ in spent.values()),
+            expert_decode_s={name: decode_s for name, (_, decode_s, _) in spent.items()},
+            expert_decodes={name: n for name, (n, _, _) in spent.items()},
+        )
+
+    # ---- the loop ---------------------------------------------------------------------------------------------
+
+    def _begin(self, prefill_s: float) -> None:
+        self._fuser = self.strategy.bind(len(self.names), self.space.n_symbols, self.weights, self.names)
+        self._last_weights = self.weights / self.weights.sum()
+        self._began = time.perf_counter() - prefill_s
+        self._prefill_s = prefill_s
+        self._fusion_s = self._sampling_s = 0.0
+        self._was = self._counters()
+
+    def _fuse(self) -> Fused:
+        """The fused law of the next symbol."""
+        due = {p.expert.name: p.prepare for p in self.predictors if p.due}
+        if due:
+            self._lanes.run(due)
+        for i, predictor in enumerate(self.predictors):
+            probs, self._shares[i] = predictor.law()
+            self._probs[i] = probs[: self.space.n_symbols]
+        began = time.perf_counter()
+        if self._stand_ins is not None:
+            self._fill(self._stand_ins)
+        with np.errstate(divide="ignore"):
+            np.log(self._probs, out=self._logprobs)
+        fused = self._fuser.fuse(self._logprobs)
+        if fused.log_z == -np.inf:
+            self.n_empty_pools += 1
+            log_f, log_z = normalised(linear(self._logprobs, fused.weights))
+            fused = Fused(log_f, fused.weights, log_z)
+        self._last_weights = fused.weights
+        self._fusion_s += time.perf_counter() - began
+        return fused
+
+    def _fill(self, stand_ins: F64) -> None:
+        """Add to each expert's law, on the share of its ghosts, what the others' evaluated laws say.
+
+        The stand-in law of expert i is sum over j != i of w_j p_j, normalised, with a small uniform floor: the expert
+        abstains on this share. Alone, or where the others know nothing, its predictor names one.
+        """
+        np.matmul(self._not_self * self._last_weights, self._probs, out=stand_ins)
+        masses = stand_ins.sum(axis=1)
+        for i, predictor in enumerate(self.predictors):
+            if masses[i] > _FLOOR:
+                stand_ins[i] *= (1.0 - _FLOOR) / masses[i]
+                stand_ins[i] += _FLOOR / self.space.n_symbols
+            else:
+                stand_ins[i] = predictor.stand_in()
+        self._probs += self._shares[:, None] * stand_ins
+
+    def _advance(self, symbol: int, *, generated: bool) -> None:
+        for i, predictor in enumerate(self.predictors):
+            predictor.push(symbol, 1.0 if self._stand_ins is None else float(self._stand_ins[i, symbol]))
+        self._fuser.advance(symbol, self._logprobs, generated=generated)
+
+    # ---- counting ---------------------------------------------------------------------------------------------
+
+    def _count(self, prompts: Sequence[Prompt]) -> dict[str, int]:
+        """Prompt tokens per expert. Raises ContextOverflowError for the expert that lacks most."""
+        counts = [
+            len(prompt.ids) + (len(p.expert.tokenize(prompt.tail)) if prompt.tail else 0)
+            for p, prompt in zip(self.predictors, prompts, strict=True)
+        ]
+        lacking = [n + 1 - p.expert.n_ctx for n, p in zip(counts, self.predictors, strict=True)]
+        worst = int(np.argmax(lacking))
+        if lacking[worst] > 0:
+            raise ContextOverflowError(self.names[worst], counts[worst], self.predictors[worst].expert.n_ctx)
+        return dict(zip(self.names, counts, strict=True))
+
+    def _counters(self) -> dict[str, tuple[int, float, float]]:
+        return {p.expert.name: (p.expert.n_decoded, p.expert.decode_s, p.stats.bridge_s) for p in self.predictors}

@@ -1,0 +1,211 @@
+"""Composition root: from specifications to experts, predictors, lanes and one engine."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gguf_fusion import hub
+from gguf_fusion.bridge.store import cached_byte_tables
+from gguf_fusion.bridge.tables import ByteTables
+from gguf_fusion.config import EnsembleSpec, ExpertSpec, Registry, nearest
+from gguf_fusion.cover.base import Predictor
+from gguf_fusion.cover.direct import TokenCursor
+from gguf_fusion.cover.tree import DEFAULT_EPSILON, CoverTree
+from gguf_fusion.engine import Engine, SymbolSpace
+from gguf_fusion.errors import LoadError, ModelFileError, UsageError
+from gguf_fusion.experts.llama import LlamaExpert
+from gguf_fusion.lanes import Lanes, ThreadedExpert, choose
+from gguf_fusion.strategy import DEFAULT as DEFAULT_STRATEGY
+from gguf_fusion.strategy import parse
+
+_log = logging.getLogger(__name__)
+
+SPACES = ("auto", "byte", "token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One expert of an ensemble to be: its specification, the reference it is fetched by, and its weight."""
+
+    spec: ExpertSpec
+    ref: str
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How an ensemble is put together. None keeps what the registry says.
+
+    strategy : ``pool(weight rule)``
+    epsilon  : how much of an expert's law may be left unevaluated, see ``cover.tree``; 0 evaluates everything
+    space    : ``byte`` bridges always, ``token`` demands one vocabulary, ``auto`` bridges where vocabularies differ
+    lanes    : ``auto``, ``serial`` or ``lanes``
+    """
+
+    strategy: str | None = None
+    epsilon: float | None = None
+    n_ctx: int | None = None
+    n_threads: int | None = None
+    n_gpu_layers: int | None = None
+    lanes: str = "auto"
+    space: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None and not 0.0 <= self.epsilon < 1.0:
+            raise UsageError(f"epsilon: expected a number from 0 up to (not including) 1, got {self.epsilon}")
+        if self.space not in SPACES:
+            raise UsageError(f"space: expected {', '.join(SPACES)}, got {self.space!r}{nearest(self.space, SPACES)}")
+
+
+def members_of(spec: EnsembleSpec, registry: Registry, weights: Sequence[float] | None = None) -> list[Member]:
+    """The members of a registered ensemble, with other weights if given."""
+    chosen = checked_weights(spec.weights if weights is None else weights, len(spec.experts))
+    return [
+        Member(spec=registry.expert(name), ref=name, weight=weight)
+        for name, weight in zip(spec.experts, chosen, strict=True)
+    ]
+
+
+def members_from(
+    refs: Sequence[str | Path], registry: Registry, weights: Sequence[float] | None = None
+) -> list[Member]:
+    """Members from names of experts, references and paths; the same one twice gets two names."""
+    if not refs:
+        raise UsageError("expected at least one expert (a name, user/repo:QUANT or a path), got none")
+    chosen = checked_weights([1.0] * len(refs) if weights is None else weights, len(refs))
+    members: list[Member] = []
+    for ref, weight in zip(map(str, refs), chosen, strict=True):
+        target = hub.resolve_one(ref, registry)
+        name = hub.default_name(ref, registry)
+        spec = target.expert or ExpertSpec(name=name, sources=target.sources)
+        n_same = sum(member.spec.name.partition("#")[0] == name for member in members)
+        if n_same:
+            spec = replace(spec, name=f"{name}#{n_same + 1}")
+        members.append(Member(spec=spec, ref=ref, weight=weight))
+    return members
+
+
+def checked_weights(weights: Sequence[float], n: int) -> tuple[float, ...]:
+    """``n`` weights, finite, not negative, with a positive sum. Raises UsageError."""
+    values = [float(weight) for weight in weights]
+    if len(values) != n:
+        raise UsageError(f"weights: expected {n}, one per expert, got {len(values)}")
+    if not all(math.isfinite(value) and value >= 0.0 for value in values):
+        raise UsageError(f"weights: expected finite numbers that are not negative, got {values}")
+    if sum(values) <= 0.0:
+        raise UsageError("weights: they sum to zero; at least one expert needs a positive weight")
+    return tuple(values)
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What a load brought: experts with positive weight, and the engine over them."""
+
+    experts: tuple[ThreadedExpert, ...]
+    specs: tuple[ExpertSpec, ...]
+    engine: Engine
+    lanes: Lanes
+    load_s: float
+
+    def close(self) -> None:
+        """End the lanes, then free the experts."""
+        self.lanes.close()
+        for expert in self.experts:
+            expert.close()
+
+
+def load(
+    members: Sequence[Member],
+    options: Options | None = None,
+    *,
+    registry: Registry | None = None,
+    progress: hub.Progress | None = None,
+    offline: bool = False,
+) -> Loaded:
+    """Fetch what is missing, load every member with a positive weight, or nothing at all.
+
+    Raises what ``hub.pull`` and ``LlamaExpert.load`` raise, naming the broken member; earlier ones are closed then.
+    """
+    options = options or Options()
+    active = [member for member in members if member.weight > 0.0]
+    parse(options.strategy or DEFAULT_STRATEGY)  # a misspelt strategy must not cost a download first
+    paths = [hub.pull(member.ref, registry, progress=progress, offline=offline)[0] for member in active]
+    began = time.perf_counter()
+    experts: list[LlamaExpert] = []
+    try:
+        experts.extend(load_expert(member.spec, path, options) for member, path in zip(active, paths, strict=True))
+        return assemble(
+            experts, [member.weight for member in active], options, [member.spec for member in active], began=began
+        )
+    except BaseException:
+        for expert in experts:
+            expert.close()
+        raise
+
+
+def load_expert(spec: ExpertSpec, path: Path, options: Options) -> LlamaExpert:
+    """Load one expert's file; its name stands in every error."""
+    settings: dict[str, Any] = {
+        "n_ctx": options.n_ctx or spec.n_ctx,
+        "n_threads": options.n_threads or spec.n_threads,
+        "n_gpu_layers": spec.n_gpu_layers if options.n_gpu_layers is None else options.n_gpu_layers,
+        "type_k": spec.type_k,
+        "type_v": spec.type_v,
+    }
+    given = {key: value for key, value in settings.items() if value is not None}
+    try:
+        return LlamaExpert.load(path, name=spec.name, add_end=spec.add_end, remove_end=spec.remove_end, **given)
+    except (LoadError, ModelFileError) as error:
+        if spec.name in str(error):
+            raise
+        raise type(error)(f"expert {spec.name!r}: {error}") from error
+
+
+def assemble(
+    experts: Sequence[ThreadedExpert],
+    weights: Sequence[float],
+    options: Options | None = None,
+    specs: Sequence[ExpertSpec] | None = None,
+    *,
+    began: float | None = None,
+) -> Loaded:
+    """Predictors, lanes and the engine over experts that are loaded already. Zero weights take no part."""
+    options = options or Options()
+    began = time.perf_counter() if began is None else began
+    chosen = np.array(checked_weights(weights, len(experts)))
+    specs = [ExpertSpec(name=expert.name, sources=()) for expert in experts] if specs is None else specs
+    active = [i for i, weight in enumerate(chosen) if weight > 0.0]
+    taking_part = [experts[i] for i in active]
+    predictors, space = make_predictors(taking_part, options)
+    strategy = parse(options.strategy or DEFAULT_STRATEGY)
+    lanes = Lanes(choose(taking_part, options.lanes, options.n_threads))
+    engine = Engine(predictors, strategy, chosen[active] / chosen[active].sum(), lanes, space=space)
+    return Loaded(tuple(experts), tuple(specs[i] for i in active), engine, lanes, time.perf_counter() - began)
+
+
+def make_predictors(experts: Sequence[ThreadedExpert], options: Options) -> tuple[list[Predictor], SymbolSpace]:
+    """Predictors over one symbol space: token ids where all vocabularies are the same, else bytes."""
+    vocabularies = [expert.vocabulary for expert in experts]
+    one_vocabulary = len({vocabulary.fingerprint for vocabulary in vocabularies}) == 1
+    if options.space == "token" and not one_vocabulary:
+        names = ", ".join(expert.name for expert in experts)
+        raise UsageError(f"space: 'token' needs identical vocabularies, but those of {names} differ; use 'byte'")
+    if one_vocabulary and options.space != "byte":
+        cursors = [TokenCursor(expert) for expert in experts]
+        # Siblings may differ in padding ids at the end: the shorter row has all that can be chosen.
+        shared = min(vocabularies, key=lambda vocabulary: vocabulary.n_vocab)
+        return list(cursors), SymbolSpace(shared.n_vocab, cursors[0].end_symbol, shared)
+    tables: dict[str, ByteTables] = {}
+    for vocabulary in vocabularies:
+        if vocabulary.fingerprint not in tables:
+            tables[vocabulary.fingerprint] = cached_byte_tables(vocabulary)
+    epsilon = DEFAULT_EPSILON if options.epsilon is None else options.epsilon
+    return [CoverTree(e, tables[e.vocabulary.fingerprint], epsilon=epsilon) for e in experts], SymbolSpace()

@@ -18,7 +18,7 @@ from gguf_fusion.errors import GgufFusionError
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("gguf_fusion.cli.generate:run", "Stream text from an ensemble."),
     "score": ("gguf_fusion.cli.evaluate:score", "Bits per byte of experts and strategies on files."),
-    "strategies": ("gguf_fusion.cli.evaluate:strategies", "List the ways to combine experts."),
+    "strategies": ("gguf_fusion.cli.strategies:strategies", "List the ways to combine experts."),
     "pull": ("gguf_fusion.cli.models:pull", "Fetch models: an ensemble, an expert, user/repo:QUANT, a URL."),
     "list": ("gguf_fusion.cli.models:list_models", "List known models and what is on this machine."),
     "show": ("gguf_fusion.cli.models:show", "Describe an ensemble, an expert or a file."),

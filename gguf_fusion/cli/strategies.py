@@ -1,0 +1,26 @@
+"""``gguf-fusion strategies``: pools, weight rules and presets."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from gguf_fusion.cli._output import print_json, print_line, print_table
+from gguf_fusion.strategy import DEFAULT, listing
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def strategies(as_json: bool) -> None:
+    """List the ways to combine experts: a strategy is pool(weight rule)."""
+    rows = listing()
+    if as_json:
+        print_json({"default": DEFAULT, "strategies": [asdict(row) for row in rows]})
+        return
+    table = []
+    for row in rows:
+        defaults = ", ".join(f"{name}={value:g}" for name, value in row.defaults.items())
+        table.append([row.name, row.kind, row.formula, defaults, row.source])
+    print_table(["NAME", "KIND", "FORMULA", "DEFAULTS", "SOURCE"], table)
+    print_line(f"\ndefault: {DEFAULT}")

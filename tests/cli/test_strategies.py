@@ -1,0 +1,20 @@
+"""The command that lists strategies."""
+
+from __future__ import annotations
+
+import json
+
+from click.testing import CliRunner
+
+from gguf_fusion.cli import main
+from gguf_fusion.strategy import listing, parse
+
+
+def test_table_and_json() -> None:
+    """Both list every registered part, and the default is a strategy."""
+    table = CliRunner().invoke(main, ["strategies"])
+    assert table.exit_code == 0
+    assert all(row.name in table.stdout for row in listing())
+    answer = json.loads(CliRunner().invoke(main, ["strategies", "--json"]).stdout)
+    assert [row["name"] for row in answer["strategies"]] == [row.name for row in listing()]
+    parse(answer["default"])

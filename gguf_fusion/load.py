@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -18,9 +18,9 @@ from gguf_fusion.bridge.tables import ByteTables
 from gguf_fusion.config import EnsembleSpec, ExpertSpec, Registry, nearest
 from gguf_fusion.cover.base import Predictor
 from gguf_fusion.cover.direct import TokenCursor
-from gguf_fusion.cover.tree import DEFAULT_EPSILON, CoverTree
+from gguf_fusion.cover.tree import DEFAULT_EPSILON, EXACT_EPSILON, CoverTree
 from gguf_fusion.engine import Engine, SymbolSpace
-from gguf_fusion.errors import LoadError, ModelFileError, UsageError
+from gguf_fusion.errors import ConfigError, LoadError, ModelFileError, UsageError
 from gguf_fusion.experts.llama import LlamaExpert
 from gguf_fusion.lanes import Lanes, ThreadedExpert, choose
 from gguf_fusion.strategy import DEFAULT as DEFAULT_STRATEGY
@@ -65,6 +65,37 @@ class Options:
             raise UsageError(f"space: expected {', '.join(SPACES)}, got {self.space!r}{nearest(self.space, SPACES)}")
 
 
+class LoadKeywords(TypedDict, total=False):
+    """How an ensemble is put together; what is left out keeps the registry's value."""
+
+    strategy: str | None
+    epsilon: float | None
+    exact: bool
+    """Evaluate nearly everything: slower, and each expert's law is its own to within 0.5 % of its bits."""
+    n_ctx: int | None
+    n_threads: int | None
+    n_gpu_layers: int | None
+    lanes: str
+    space: str
+
+
+def load_options(given: Mapping[str, Any]) -> Options:
+    """Options from keywords. Raises UsageError for an unknown one, with the nearest."""
+    check_known("load option", given, LoadKeywords.__annotations__)
+    values = {key: value for key, value in given.items() if key != "exact"}
+    if given.get("exact"):
+        if values.get("epsilon") is not None:
+            raise UsageError("exact=True sets epsilon; give one of the two")
+        values["epsilon"] = EXACT_EPSILON
+    return Options(**values)
+
+
+def check_known(what: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for key in given:
+        if key not in known:
+            raise UsageError(f"{what} {key!r} is unknown{nearest(key, known)}")
+
+
 def members_of(spec: EnsembleSpec, registry: Registry, weights: Sequence[float] | None = None) -> list[Member]:
     """The members of a registered ensemble, with other weights if given."""
     chosen = checked_weights(spec.weights if weights is None else weights, len(spec.experts))
@@ -105,14 +136,17 @@ def checked_weights(weights: Sequence[float], n: int) -> tuple[float, ...]:
     return tuple(values)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a load brought: experts with positive weight, and the engine over them."""
+    """What a load brought: experts, the engine over those with positive weight, and their templates.
+
+    templates : chat template of each expert in the engine's order; None for a base model
+    """
 
     experts: tuple[ThreadedExpert, ...]
-    specs: tuple[ExpertSpec, ...]
     engine: Engine
     lanes: Lanes
+    templates: tuple[str | None, ...]
     load_s: float
 
     def close(self) -> None:
@@ -142,9 +176,9 @@ def load(
     experts: list[LlamaExpert] = []
     try:
         experts.extend(load_expert(member.spec, path, options) for member, path in zip(active, paths, strict=True))
-        return assemble(
-            experts, [member.weight for member in active], options, [member.spec for member in active], began=began
-        )
+        templates = [template_of(member.spec, expert) for member, expert in zip(active, experts, strict=True)]
+        loaded = assemble(experts, [member.weight for member in active], options, templates)
+        return replace(loaded, load_s=time.perf_counter() - began)
     except BaseException:
         for expert in experts:
             expert.close()
@@ -169,26 +203,40 @@ def load_expert(spec: ExpertSpec, path: Path, options: Options) -> LlamaExpert:
         raise type(error)(f"expert {spec.name!r}: {error}") from error
 
 
+def template_of(spec: ExpertSpec, expert: LlamaExpert) -> str | None:
+    """The expert's chat template: from the registry, else from its file; None for a base model."""
+    if spec.template == "none":
+        return None
+    if not isinstance(spec.template, Path):
+        return expert.chat_template()
+    try:
+        return spec.template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"expert {spec.name!r}: its template {spec.template} cannot be read: {error}") from error
+
+
 def assemble(
     experts: Sequence[ThreadedExpert],
     weights: Sequence[float],
     options: Options | None = None,
-    specs: Sequence[ExpertSpec] | None = None,
-    *,
-    began: float | None = None,
+    templates: Sequence[str | None] | None = None,
 ) -> Loaded:
     """Predictors, lanes and the engine over experts that are loaded already. Zero weights take no part."""
     options = options or Options()
-    began = time.perf_counter() if began is None else began
+    began = time.perf_counter()
     chosen = np.array(checked_weights(weights, len(experts)))
-    specs = [ExpertSpec(name=expert.name, sources=()) for expert in experts] if specs is None else specs
+    strategy = parse(options.strategy or DEFAULT_STRATEGY)
     active = [i for i, weight in enumerate(chosen) if weight > 0.0]
     taking_part = [experts[i] for i in active]
     predictors, space = make_predictors(taking_part, options)
-    strategy = parse(options.strategy or DEFAULT_STRATEGY)
     lanes = Lanes(choose(taking_part, options.lanes, options.n_threads))
-    engine = Engine(predictors, strategy, chosen[active] / chosen[active].sum(), lanes, space=space)
-    return Loaded(tuple(experts), tuple(specs[i] for i in active), engine, lanes, time.perf_counter() - began)
+    return Loaded(
+        experts=tuple(experts),
+        engine=Engine(predictors, strategy, chosen[active] / chosen[active].sum(), lanes, space=space),
+        lanes=lanes,
+        templates=tuple(None if templates is None else templates[i] for i in active),
+        load_s=time.perf_counter() - began,
+    )
 
 
 def make_predictors(experts: Sequence[ThreadedExpert], options: Options) -> tuple[list[Predictor], SymbolSpace]:

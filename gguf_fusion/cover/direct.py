@@ -56,13 +56,8 @@ class TokenCursor:
         return self._n
 
     def start(self, prompt: Prompt, progress: Progress | None = None) -> F64:
-        """Begin a new text; see ``cover.base.Predictor.start``. A tail is tokenized and closed: no border is open."""
-        if prompt.tail:
-            tail = self.expert.tokenize(prompt.tail)
-            prompt = Prompt(
-                ids=np.concatenate([prompt.ids, tail]).astype(np.int32),
-                observed=np.concatenate([prompt.observed, np.ones(len(tail), np.bool_)]),
-            )
+        """Begin a new text; see ``cover.base.Predictor.start``. No border stays open: the tail becomes tokens."""
+        prompt = closed(self.expert, prompt)
         n = len(prompt.ids)
         if n >= self.expert.n_ctx:
             raise ContextOverflowError(self.expert.name, n, self.expert.n_ctx)
@@ -148,3 +143,17 @@ class TokenCursor:
             reason = "all its probability lies on control tokens; this is no text-generation model"
             raise ExpertFailedError(self.expert.name, f"{reason} (after token {self._n} of its text)")
         probs /= total
+
+
+def closed(expert: Expert, prompt: Prompt) -> Prompt:
+    """The prompt without a tail: its last run of text, tail included, in the expert's canonical tokens."""
+    if not prompt.tail:
+        return prompt
+    vocabulary = expert.vocabulary
+    scaffold = np.flatnonzero(vocabulary.kinds[prompt.ids] != Kind.TEXT)
+    n = int(scaffold[-1]) + 1 if len(scaffold) else 0
+    ids = expert.tokenize(vocabulary.text(prompt.ids[n:]) + prompt.tail)
+    return Prompt(
+        ids=np.concatenate([prompt.ids[:n], ids]).astype(np.int32),
+        observed=np.concatenate([prompt.observed[:n], np.ones(len(ids), np.bool_)]),
+    )

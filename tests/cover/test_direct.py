@@ -87,10 +87,10 @@ def test_prompt_reports_the_log_probability_of_its_bytes() -> None:
 
 
 def test_tail_is_tokenized() -> None:
-    """In token space an open border is closed canonically."""
+    """In token space no border is open: the whole run of text is tokenized as the expert would do it."""
     cursor = TokenCursor(expert())
-    cursor.start(prompt(0, tail=b"abca"))
-    assert cursor.snapshot().tolist() == [0, 7]
+    cursor.start(prompt(CONTROL, 2, 0, tail=b"bca"))
+    assert cursor.snapshot().tolist() == [CONTROL, 9, 6]
 
 
 def test_restore_forgets_later_tokens() -> None:

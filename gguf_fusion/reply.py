@@ -1,0 +1,227 @@
+"""One reply: steps with their text, ended by END, a stop string, a budget or the end of the context."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from gguf_fusion.cover.canonical import word_start
+from gguf_fusion.engine import Engine
+from gguf_fusion.errors import ContextOverflowError
+from gguf_fusion.experts.base import Expert
+from gguf_fusion.records import END, Step, Timings, Usage
+from gguf_fusion.sampling import Sampler, SamplingParams
+from gguf_fusion.text import TextStream
+
+_LOOK_AHEAD = 32
+"""Most bytes drawn beyond a token budget to see whether a started word still fits."""
+
+_SETTLE_BYTES = 96
+"""Uncounted text longer than this is cut at a word start, and what lies before is counted for good."""
+
+
+class Steps(Iterator[Step]):
+    """Draws from a started engine until the reply is over; the last step carries the finish reason.
+
+    In byte space ``max_tokens`` counts the canonical tokens of the heaviest expert. A word in the making often has
+    more of them than the finished word ("Par" + "i", then "Paris"), so beyond the budget the rest of the word is drawn
+    before it is decided what of it fits; what does not is dropped.
+    """
+
+    def __init__(self, engine: Engine, params: SamplingParams) -> None:
+        self.finish_reason: str | None = None
+        self.n_bytes = 0
+        """Bytes of all steps so far, those of a stop string included."""
+        self._engine = engine
+        self._params = params
+        self._sampler = Sampler(params, engine.space.n_symbols, engine.space.end)
+        self._text = TextStream(params.stop)
+        heaviest = engine.predictors[int(np.argmax(engine.weights))].expert
+        self._pieces = PieceCount(heaviest) if engine.space.vocabulary is None else None
+        self._n_symbols = 0
+        self._ahead: deque[Step] = deque()
+        """Steps that fit the budget but are not handed out yet; the last one ends the reply."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Pieces of the text so far."""
+        return self._n_symbols if self._pieces is None else self._pieces.count()
+
+    def __next__(self) -> Step:
+        if self.finish_reason is not None:
+            raise StopIteration
+        if self._ahead:
+            return self._hand_out(self._ahead.popleft(), None if self._ahead else "length")
+        params = self._params
+        if params.max_bytes == 0 or params.max_tokens == 0 or not self._engine.room:
+            return self._hand_out(self._nothing(), "length")
+        try:
+            step = self._engine.step(self._sampler)
+            if self._over_budget(step):
+                self._ahead.extend(self._fitting(step))
+                return next(self)
+        except ContextOverflowError:  # a path that had to be evaluated was longer than the one that counts
+            return self._hand_out(self._nothing(), "length")
+        return self._hand_out(step, None)
+
+    def _hand_out(self, step: Step, reason: str | None) -> Step:
+        self.n_bytes += len(step.data)
+        ended = step.symbol == self._engine.space.end
+        self._n_symbols += not ended
+        if self._pieces is not None:
+            self._pieces.push(step.data)
+        text = self._text.push(step.data)
+        if self._text.stopped is not None or (ended and reason is None):
+            reason = "stop"
+        elif reason is None and self._exhausted():
+            reason = "length"
+        if reason is not None:
+            text += self._text.finish()
+            self.finish_reason = reason
+        return replace(step, text=text, finish_reason=reason)
+
+    def _exhausted(self) -> bool:
+        params = self._params
+        if params.max_bytes is not None and self.n_bytes >= params.max_bytes:
+            return True
+        if params.max_tokens is not None and self._pieces is None and self._n_symbols >= params.max_tokens:
+            return True
+        return not self._engine.room
+
+    def _over_budget(self, step: Step) -> bool:
+        limit = self._params.max_tokens
+        return limit is not None and self._pieces is not None and self._pieces.count(step.data) > limit
+
+    def _fitting(self, step: Step) -> list[Step]:
+        """Of ``step`` and the rest of its word, the longest beginning within the budget; at least an empty step."""
+        assert self._pieces is not None
+        steps = [step]
+        while len(steps) < _LOOK_AHEAD and steps[-1].data.isalnum() and self._engine.room:
+            steps.append(self._engine.step(self._sampler))
+        limit = self._params.max_tokens or 0
+        for n in range(len(steps), 0, -1):
+            if self._pieces.count(b"".join(s.data for s in steps[:n])) <= limit:
+                return steps[:n]
+        return [replace(step, data=b"")]
+
+    def _nothing(self) -> Step:
+        """A step that only says that the reply is over."""
+        n = len(self._engine.names)
+        return Step(
+            symbol=END if self._engine.space.end is None else self._engine.space.end,
+            data=b"",
+            logprob=0.0,
+            expert_logprobs=np.zeros(n),
+            weights=self._engine.weights / self._engine.weights.sum(),
+            responsibility=self._engine.weights / self._engine.weights.sum(),
+            n_decodes=0,
+            ghost_share=0.0,
+        )
+
+
+class ReplyState:
+    """What a reply and the generator behind it share; neither holds the other, so a forgotten reply ends at once."""
+
+    def __init__(self, seed: int, prompt_bytes: int, load_s: float) -> None:
+        self.seed = seed
+        self.prompt_bytes = prompt_bytes
+        self.prompt_tokens: dict[str, int] = {}
+        self._load_s = load_s
+        self._engine: Engine | None = None
+        self._steps: Steps | None = None
+        self._timings = Timings(load_s=load_s)
+
+    def begin(self, engine: Engine, steps: Steps) -> None:
+        """The prompt is evaluated."""
+        self._engine, self._steps = engine, steps
+        self.prompt_tokens = engine.prompt_tokens
+
+    def next_step(self) -> Step:
+        assert self._steps is not None
+        return next(self._steps)
+
+    def end(self) -> None:
+        """The engine may move on to another text."""
+        self._timings = self.timings
+        self._engine = None
+
+    @property
+    def finish_reason(self) -> str | None:
+        return None if self._steps is None else self._steps.finish_reason
+
+    @property
+    def usage(self) -> Usage:
+        steps = self._steps
+        return Usage(
+            prompt_bytes=self.prompt_bytes,
+            generated_bytes=0 if steps is None else steps.n_bytes,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=0 if steps is None else steps.n_tokens,
+        )
+
+    @property
+    def timings(self) -> Timings:
+        if self._engine is None or self._steps is None:
+            return self._timings
+        timings = self._engine.timings()
+        timings.load_s, timings.bytes, timings.tokens = self._load_s, self._steps.n_bytes, self._steps.n_tokens
+        return timings
+
+
+class Reply(Iterator[Step]):
+    """The steps of one reply, and what is known of it so far."""
+
+    def __init__(self, steps: Generator[Step, None, None], state: ReplyState) -> None:
+        self._steps = steps
+        self._state = state
+
+    def __next__(self) -> Step:
+        return next(self._steps)
+
+    def close(self) -> None:
+        """Stop here; the ensemble is free for the next text."""
+        self._steps.close()
+
+    @property
+    def seed(self) -> int:
+        """The seed that gives this text again."""
+        return self._state.seed
+
+    @property
+    def finish_reason(self) -> str | None:
+        """``stop`` or ``length`` once the reply is over, else None."""
+        return self._state.finish_reason
+
+    @property
+    def usage(self) -> Usage:
+        """Counts so far."""
+        return self._state.usage
+
+    @property
+    def timings(self) -> Timings:
+        """Seconds so far."""
+        return self._state.timings
+
+
+class PieceCount:
+    """Counts the canonical tokens of a growing text."""
+
+    def __init__(self, expert: Expert) -> None:
+        self._expert = expert
+        self._settled = 0
+        self._open = b""
+
+    def push(self, data: bytes) -> None:
+        """Add bytes to the text."""
+        self._open += data
+        if len(self._open) > _SETTLE_BYTES:
+            cut = word_start(self._open, len(self._open))
+            self._settled += len(self._expert.tokenize(self._open[:cut]))
+            self._open = self._open[cut:]
+
+    def count(self, more: bytes = b"") -> int:
+        """Tokens of the text, followed by ``more``."""
+        return self._settled + len(self._expert.tokenize(self._open + more))

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gguf_fusion.arrays import Bool, I32, I64, U8
+from gguf_fusion.arrays import I32, I64, U8, Bool
 
 
 class Kind(IntEnum):

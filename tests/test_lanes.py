@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -145,17 +146,27 @@ def test_a_lone_lane_borrows_threads() -> None:
     assert seen == [3, 1, 3]
 
 
-def test_measurement_prefers_what_is_clearly_faster() -> None:
-    """Experts that gain nothing from a second thread go into lanes; those that gain twofold take turns."""
-    stubborn = [Timed("a", 0.01), Timed("b", 0.01)]
-    assert choose(stubborn, "auto", 2).mode == "lanes"
-    assert stubborn[0].threads == 1
-    parallel = [Timed("a", 0.01, 2.0), Timed("b", 0.01, 2.0)]
-    plan = choose(parallel, "auto", 2)
-    assert plan.mode == "serial"
+@pytest.mark.parametrize(("in_lanes", "in_turn", "mode", "threads"), [(1.0, 2.0, "lanes", 1), (1.0, 1.0, "serial", 2)])
+def test_measurement_prefers_what_is_clearly_faster(
+    monkeypatch: pytest.MonkeyPatch, in_lanes: float, in_turn: float, mode: str, threads: int
+) -> None:
+    """Lanes are taken when they measure clearly faster; otherwise the experts take turns with all cores."""
+    seconds = {"lanes": in_lanes, "serial": in_turn}
+    monkeypatch.setattr(lanes, "_measured", lambda plan, experts: replace(plan, seconds=seconds[plan.mode]))
+    experts = [Timed("a", 0.0), Timed("b", 0.0)]
+    plan = choose(experts, "auto", 2)
+    assert plan.mode == mode
+    assert plan.seconds == seconds[mode]
+    assert experts[0].threads == threads
+
+
+def test_measuring_leaves_no_trace() -> None:
+    """The measurement takes time of every expert and resets its counters."""
+    experts = [Timed("a", 0.001), Timed("b", 0.001)]
+    plan = choose(experts, "auto", 2)
     assert plan.seconds is not None
-    assert parallel[0].threads == 2
-    assert parallel[0].n_decoded == 0
+    assert plan.seconds > 0.0
+    assert [expert.n_decoded for expert in experts] == [0, 0]
 
 
 def test_forced_modes_and_few_cores() -> None:

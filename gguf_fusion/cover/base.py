@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gguf_fusion.arrays import Bool, F64, I32
+from gguf_fusion.arrays import F64, I32, Bool
 from gguf_fusion.experts.base import Expert, Progress
 
 

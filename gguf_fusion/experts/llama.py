@@ -152,6 +152,13 @@ class LlamaExpert:
             self._last_path, self._last_rows = path.copy(), rows
             return rows
 
+    def forget(self) -> None:
+        """Drop the resident path; the next text is then decoded in the same batches whatever came before."""
+        with self._using():
+            self._last_rows = None
+            self._n_resident = 0
+            self._context.clear()
+
     def set_threads(self, n: int) -> None:
         """Decode with ``n`` threads from the next call on."""
         if not 1 <= n <= native.MAX_THREADS:

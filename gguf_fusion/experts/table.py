@@ -118,6 +118,12 @@ class TableExpert:
         """Remember the number; a table computes nothing."""
         self.threads = n
 
+    def forget(self) -> None:
+        """Drop the resident path."""
+        self._require_open()
+        self._resident = ()
+        self._last = ((), 0)
+
     def close(self) -> None:
         """Any other use afterwards raises ClosedError; views taken before turn into NaN."""
         self._closed = True

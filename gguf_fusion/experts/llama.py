@@ -59,7 +59,7 @@ class LlamaExpert:
         )
         self._model, self._context = model, context
         self._n_swa = 0 if settings.swa_full else model.n_swa
-        self._can_cut = not model.has_state
+        self._told = False
         self._resident = np.zeros(settings.n_ctx, np.int32)
         self._n_resident = 0
         self._last_path = np.zeros(0, np.int32)
@@ -80,12 +80,12 @@ class LlamaExpert:
         remove_end: EndEdit = (),
         **settings: Any,
     ) -> LlamaExpert:
-        """Load a GGUF file (any shard of a split one) with the given ``Settings``.
+        """Load a GGUF file (any shard of a split one) with the given ``Settings`` (None = default).
 
         Raises ModelFileError for files that are damaged or cannot generate, UsageError for settings out of range,
         LoadError when memory or the native library says no (the message ends with its reason).
         """
-        chosen = Settings(**settings)
+        chosen = Settings(**{key: value for key, value in settings.items() if value is not None})
         info = read(path)
         require_generative(info)
         name = name or info.path.stem
@@ -98,6 +98,8 @@ class LlamaExpert:
                 model = native.Model(
                     info.path, n_gpu_layers=chosen.n_gpu_layers, use_extra_bufts=chosen.use_extra_bufts
                 )
+                # A branch needs a second sequence; memories that cannot be cut, and small windows, have no use for it.
+                n_seq = 2 if chosen.swa_full and not model.has_state else 1
                 if not model.generates:
                     raise ModelFileError(
                         f"{info.path}: this model does not generate text from left to right; "
@@ -106,7 +108,7 @@ class LlamaExpert:
                 context = native.Context(
                     model, n_ctx=chosen.n_ctx, n_batch=chosen.n_batch, n_ubatch=chosen.n_ubatch,
                     n_rows=chosen.max_rows, n_threads=chosen.threads, type_k=chosen.type_k, type_v=chosen.type_v,
-                    flash_attn=flash(info, chosen), swa_full=chosen.swa_full, n_seq=1 if model.has_state else 2,
+                    flash_attn=flash(info, chosen), swa_full=chosen.swa_full, n_seq=n_seq,
                 )  # fmt: skip
             except LoadError as error:
                 raise LoadError(load_message(name, info, chosen, str(error))) from None
@@ -215,8 +217,7 @@ class LlamaExpert:
             # Set first: if the call is interrupted, the check above notices.
             self._n_resident = start
             if not (self._window_complete(start) and (start == 0 or context.remove(0, start))):
-                if self._can_cut and not self._n_swa:
-                    _log.warning("expert %r: its memory refused to go back; the text is evaluated again", self.name)
+                self._tell_refusal()
                 held = 0
             elif start == 0:
                 held = 0
@@ -227,6 +228,15 @@ class LlamaExpert:
         self._n_resident = held
         return held
 
+    def _tell_refusal(self) -> None:
+        if not self._told:
+            self._told = True
+            _log.warning(
+                "expert %r: its memory cannot go back to an earlier point of the text, so the text is evaluated again "
+                "each time; this is slow (sliding windows: swa_full=True avoids it)",
+                self.name,
+            )
+
     def _window_complete(self, start: int) -> bool:
         """Whether every token that position ``start`` may attend to is still in the cache of the window layers."""
         return not self._n_swa or self._context.first_position(0) <= max(0, start - self._n_swa)
@@ -236,7 +246,7 @@ class LlamaExpert:
         context = self._context
         start = min(self._shared(path), len(path) - n_rows)
         n = len(path) - start
-        if not self._can_cut or not start or n > context.n_batch or self._n_resident + n > context.n_cells:
+        if context.n_seq < 2 or not start or n > context.n_batch or self._n_resident + n > context.n_cells:
             return None
         if context.last_position(0) != self._n_resident - 1 or not self._window_complete(start):
             return None

@@ -195,7 +195,7 @@ class Model:
     # ---- vocabulary -------------------------------------------------------------------------------------------
 
     def pieces(self) -> tuple[U8, I64]:
-        """(uint8[total], int64[n_vocab + 1]): the bytes of all ids (special ones: their text), and where each starts."""
+        """(uint8[total], int64[n_vocab + 1]): the bytes of all ids (special ones: their text), and each one's start."""
         assert self.handle
         buffer = np.empty(max(1 << 20, 16 * self.n_vocab), np.uint8)
         base, size, at = buffer.ctypes.data, len(buffer), 0
@@ -314,8 +314,10 @@ class Context:
             lib.llama_free(handle)
 
     def decode(self, tokens: I32, position: int, sequence: int, n_rows: int) -> int:
-        """Decode ``tokens`` at ``position``…; the last ``n_rows`` give logits. Returns the native code: 0 is success,
-        1 no free cells, others see ``explain``."""
+        """Decode ``tokens`` at ``position``…; the last ``n_rows`` give logits. Returns the native code.
+
+        0 is success, 1 no free cells; for others see ``explain``.
+        """
         n = len(tokens)
         if not 1 <= n <= self.n_batch or not 0 <= n_rows <= min(n, self.n_rows):
             raise ValueError(f"decode: {n} tokens and {n_rows} rows, expected 1…{self.n_batch} and 0…{self.n_rows}")

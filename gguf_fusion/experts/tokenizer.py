@@ -125,7 +125,7 @@ class Tokenizer:
         return np.array(ids, np.int32)
 
     def _replacement(self, byte: int) -> int:
-        """A one-byte token to read instead of a byte that the vocabulary lacks, so that all borders stay where they are.
+        """A one-byte token to read instead of a byte that the vocabulary lacks, so that all borders stay in place.
 
         Stopping instead would let one stray control character end the work of a whole ensemble.
         """

@@ -41,7 +41,7 @@ class Settings:
     """Repack some weights (a copy in memory).
 
     Off, because on CPUs with AMX the kernels behind it (llama-cpp-python 0.3.36, built for the native CPU) were seen to
-    end the process at the first batch of two or more tokens. One-token steps gain a factor of 1.3 to 2.5 where it works.
+    end the process at the first batch of two or more tokens. One-token steps gain a factor of 1.3 to 2.5 with it.
     """
     swa_full: bool = True
     """Keep the whole text in the cache of sliding-window layers, so that it can be cut anywhere."""
@@ -156,6 +156,7 @@ def load_message(name: str, info: ModelInfo, settings: Settings, reason: str) ->
     return (
         f"expert {name!r} ({info.path.name}) could not be loaded with a context of {settings.n_ctx} tokens, "
         f"batches of {settings.n_batch} and {layers} layers on a GPU: "
-        f"about {needed_bytes(info, settings) / 1e6:.0f} MB asked beside the {info.size_bytes / 1e6:.0f} MB of weights, {free_ram_bytes() / 1e6:.0f} MB free; "
+        f"about {needed_bytes(info, settings) / 1e6:.0f} MB asked beside the {info.size_bytes / 1e6:.0f} MB "
+        f"of weights, {free_ram_bytes() / 1e6:.0f} MB free; "
         f"try a smaller context (n_ctx, -c) or batch, or a smaller quant of the model. Native library: {reason}"
     )

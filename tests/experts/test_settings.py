@@ -24,7 +24,8 @@ def info(write_gguf: Callable[..., Path]) -> ModelInfo:
     "wrong",
     [
         {"n_ctx": 0}, {"n_ctx": 2**31}, {"n_ctx": True}, {"n_ctx": 1.5}, {"n_ctx": "8"}, {"n_batch": 0},
-        {"n_ubatch": -1}, {"n_threads": 513}, {"n_threads": -1}, {"n_gpu_layers": -2}, {"max_rows": 0}, {"type_k": "q3"},
+        {"n_ubatch": -1}, {"n_threads": 513}, {"n_threads": -1}, {"n_gpu_layers": -2}, {"max_rows": 0},
+        {"type_k": "q3"},
         {"type_v": None}, {"max_rows": 9, "n_batch": 8}, {"max_rows": 9, "n_ctx": 8},
     ],
 )  # fmt: skip

@@ -42,6 +42,28 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Consecutive steps seen as one: a token of a chosen expert, a character, or the end of the text (no bytes)."""
+
+    data: bytes
+    text: str
+    """Characters that are complete with this piece; the texts of all pieces joined are the whole text."""
+    logprob: float
+    """Sum over the steps of ln f(symbol), nats."""
+    expert_logprobs: F64
+    """float64[n_experts]: sum over the steps, nats."""
+    weights: F64
+    """float64[n_experts]: mean over the bytes, sum 1."""
+    responsibility: F64
+    """float64[n_experts]: mean over the bytes, sum 1."""
+    n_decodes: int
+    ghost_share: float
+    """Mean over the bytes."""
+    finish_reason: str | None = None
+    """``stop`` or ``length`` on the last piece, else None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Counts of one generation."""
 

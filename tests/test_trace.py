@@ -1,0 +1,89 @@
+"""Traces: what is written is what is read, line by line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_fusion.errors import UsageError
+from gguf_fusion.records import Piece
+from gguf_fusion.trace import TraceHeader, TraceWriter, read_trace, versions
+
+
+def piece(data: bytes, logprob: float = -1.5, reason: str | None = None) -> Piece:
+    return Piece(
+        data=data,
+        text=data.decode("utf-8", "replace"),
+        logprob=logprob,
+        expert_logprobs=np.array([-np.inf, -0.1 / 3]),
+        weights=np.array([0.25, 0.75]),
+        responsibility=np.array([0.0, 1.0]),
+        n_decodes=2,
+        ghost_share=0.0125,
+        finish_reason=reason,
+    )
+
+
+HEADER = TraceHeader(experts=("a", "b"), strategy="linear(static)", seed=7, piece_expert="b")
+
+
+def test_a_trace_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    """Every number survives exactly, impossible pieces, other scripts and broken characters included."""
+    pieces = [piece(b" the"), piece("歪\n\u2028".encode()), piece(b"\xff", -np.inf), piece(b"", reason="stop")]
+    with TraceWriter.open(tmp_path / "t.jsonl", HEADER) as trace:
+        trace.write(pieces)
+    header, found = read_trace(tmp_path / "t.jsonl")
+    assert header == HEADER
+    assert len(found) == len(pieces)
+    for ours, theirs in zip(pieces, found, strict=True):
+        assert ours.data == theirs.data
+        assert ours.text == theirs.text
+        assert ours.logprob == theirs.logprob
+        assert ours.expert_logprobs.tolist() == theirs.expert_logprobs.tolist()
+        assert ours.weights.tolist() == theirs.weights.tolist()
+        assert ours.finish_reason == theirs.finish_reason
+
+
+def test_every_line_is_strict_json_with_all_votes(tmp_path: Path) -> None:
+    """Any JSON reader takes a trace; each piece names every expert."""
+    with TraceWriter.open(tmp_path / "t.jsonl", HEADER) as trace:
+        trace.write([piece(b"x")])
+    lines = (tmp_path / "t.jsonl").read_bytes().decode().split("\n")[:-1]
+    first, second = (json.loads(line, parse_constant=pytest.fail) for line in lines)
+    assert (first["type"], first["experts"], first["seed"]) == ("header", ["a", "b"], 7)
+    assert second["experts"]["a"] == {"logprob": None, "weight": 0.25, "responsibility": 0.0}
+    assert second["bytes"] == "78"
+
+
+def test_lines_are_on_disk_at_once(tmp_path: Path) -> None:
+    """A run that is killed leaves all pieces so far; half a line is ignored."""
+    path = tmp_path / "t.jsonl"
+    with TraceWriter.open(path, HEADER) as trace:
+        trace.write([piece(b"x"), piece(b"y")])
+        assert len(read_trace(path)[1]) == 2
+    path.write_bytes(path.read_bytes()[:-5])
+    assert [p.data for p in read_trace(path)[1]] == [b"x"]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "hello\n", '{"type": "piece"}\n', '{"type": "header", "format": 99}\n', "[1]\n"]
+)
+def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
+    """A file that is no trace, or one of another format, is named."""
+    (tmp_path / "t.jsonl").write_text(content, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"t\.jsonl"):
+        read_trace(tmp_path / "t.jsonl")
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """A trace into a missing folder is an error of the request."""
+    with pytest.raises(UsageError, match="can be written"):
+        TraceWriter.open(tmp_path / "missing" / "t.jsonl", HEADER)
+
+
+def test_versions_name_what_shapes_a_text() -> None:
+    """The header says which releases wrote it."""
+    assert {"python", "llama-cpp-python", "numpy", "gguf-fusion"} <= set(versions())

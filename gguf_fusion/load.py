@@ -91,6 +91,7 @@ def load_options(given: Mapping[str, Any]) -> Options:
 
 
 def check_known(what: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise UsageError for a key of ``given`` that is not ``known``, naming the nearest."""
     for key in given:
         if key not in known:
             raise UsageError(f"{what} {key!r} is unknown{nearest(key, known)}")

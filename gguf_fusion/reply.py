@@ -28,7 +28,7 @@ class Steps(Iterator[Step]):
 
     In byte space ``max_tokens`` counts the canonical tokens of the heaviest expert. A word in the making often has
     more of them than the finished word ("Par" + "i", then "Paris"), so beyond the budget the rest of the word is drawn
-    before it is decided what of it fits; what does not is dropped.
+    before it is decided what of it fits; what does not is never handed out.
     """
 
     def __init__(self, engine: Engine, params: SamplingParams) -> None:
@@ -43,7 +43,9 @@ class Steps(Iterator[Step]):
         self._pieces = PieceCount(heaviest) if engine.space.vocabulary is None else None
         self._n_symbols = 0
         self._ahead: deque[Step] = deque()
-        """Steps that fit the budget but are not handed out yet; the last one ends the reply."""
+        """Steps drawn but not handed out."""
+        self._cut = False
+        """Whether the last of ``_ahead`` is the last one that the token budget has room for."""
 
     @property
     def n_tokens(self) -> int:
@@ -53,27 +55,50 @@ class Steps(Iterator[Step]):
     def __next__(self) -> Step:
         if self.finish_reason is not None:
             raise StopIteration
-        if self._ahead:
-            return self._hand_out(self._ahead.popleft(), None if self._ahead else "length")
-        params = self._params
-        if params.max_bytes == 0 or params.max_tokens == 0 or not self._engine.room:
+        if self._params.max_bytes == 0 or self._params.max_tokens == 0:
             return self._hand_out(self._nothing(), "length")
+        while not self._cut:
+            if not self._ahead and not self._draw():
+                return self._hand_out(self._nothing(), "length")
+            n = self._n_fitting()
+            if n == len(self._ahead):
+                break
+            if len(self._ahead) < _LOOK_AHEAD and _in_word(self._ahead[-1]) and self._draw():
+                continue
+            if n == 0:
+                return self._hand_out(replace(self._ahead[0], data=b""), "length")
+            while len(self._ahead) > n:
+                self._ahead.pop()
+            self._cut = True
+        step = self._ahead.popleft()
+        return self._hand_out(step, "length" if self._cut and not self._ahead else None)
+
+    def _draw(self) -> bool:
+        """Draw one more step; False where the context has no room for it."""
+        if not self._engine.room:
+            return False
         try:
-            step = self._engine.step(self._sampler)
-            if self._over_budget(step):
-                self._ahead.extend(self._fitting(step))
-                return next(self)
+            self._ahead.append(self._engine.step(self._sampler))
         except ContextOverflowError:  # a path that had to be evaluated was longer than the one that counts
-            return self._hand_out(self._nothing(), "length")
-        return self._hand_out(step, None)
+            return False
+        return True
+
+    def _n_fitting(self) -> int:
+        """How many of the steps ahead fit the token budget."""
+        limit = self._params.max_tokens
+        if limit is None or self._pieces is None:
+            return len(self._ahead)
+        datas = [step.data for step in self._ahead]
+        fits = (n for n in range(len(datas), 0, -1) if self._pieces.count(b"".join(datas[:n])) <= limit)
+        return next(fits, 0)
 
     def _hand_out(self, step: Step, reason: str | None) -> Step:
         self.n_bytes += len(step.data)
-        ended = step.symbol == self._engine.space.end
-        self._n_symbols += not ended
+        self._n_symbols += bool(step.data)
         if self._pieces is not None:
             self._pieces.push(step.data)
         text = self._text.push(step.data)
+        ended = step.symbol == self._engine.space.end
         if self._text.stopped is not None or (ended and reason is None):
             reason = "stop"
         elif reason is None and self._exhausted():
@@ -89,23 +114,7 @@ class Steps(Iterator[Step]):
             return True
         if params.max_tokens is not None and self._pieces is None and self._n_symbols >= params.max_tokens:
             return True
-        return not self._engine.room
-
-    def _over_budget(self, step: Step) -> bool:
-        limit = self._params.max_tokens
-        return limit is not None and self._pieces is not None and self._pieces.count(step.data) > limit
-
-    def _fitting(self, step: Step) -> list[Step]:
-        """Of ``step`` and the rest of its word, the longest beginning within the budget; at least an empty step."""
-        assert self._pieces is not None
-        steps = [step]
-        while len(steps) < _LOOK_AHEAD and steps[-1].data.isalnum() and self._engine.room:
-            steps.append(self._engine.step(self._sampler))
-        limit = self._params.max_tokens or 0
-        for n in range(len(steps), 0, -1):
-            if self._pieces.count(b"".join(s.data for s in steps[:n])) <= limit:
-                return steps[:n]
-        return [replace(step, data=b"")]
+        return not self._ahead and not self._engine.room
 
     def _nothing(self) -> Step:
         """A step that only says that the reply is over."""
@@ -120,6 +129,11 @@ class Steps(Iterator[Step]):
             n_decodes=0,
             ghost_share=0.0,
         )
+
+
+def _in_word(step: Step) -> bool:
+    """Whether the step's last byte may be followed by more of the same word."""
+    return step.data[-1:].isalnum() or step.data[-1:] >= b"\x80"
 
 
 class ReplyState:

@@ -1,36 +1,60 @@
-"""Prompts: raw text, or messages rendered by each expert's own template.
+"""Prompts: raw text, or messages in each expert's own chat format.
 
-What the user wrote never becomes control tokens: a template is rendered with placeholders instead of contents, so
+What a user wrote never becomes control tokens: a template is rendered with placeholders in place of the contents, so
 that scaffolding (tokenized with control tokens) and contents (tokenized as plain text) stay apart.
+
+Base models have no chat format. Beside chat models they read the conversation as plain text::
+
+    {system text}
+
+    User: {first message}
+
+    Assistant:
+    {reply}
+
+The open turn ends with a line break because the text that follows is shared: a reply of a chat model begins with a
+letter, not with the space that "Assistant:" would call for. An ensemble can name another format (``plain_chat``), as a
+Jinja template that should end with a line break too.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, NoReturn
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from gguf_fusion.arrays import I32
+from gguf_fusion.chat_template import render
 from gguf_fusion.cover.base import Prompt
 from gguf_fusion.cover.canonical import prompt_border
 from gguf_fusion.errors import UsageError
 from gguf_fusion.experts.base import Expert
+from gguf_fusion.vocabulary import Kind
 
 Message = Mapping[str, str]
 """``{"role": "system" | "user" | "assistant", "content": text}``"""
 
-PLAIN_ROLES = {"system": "", "user": "User: ", "assistant": "Assistant: "}
+Segment = tuple[bytes, bool]
+"""(text, True for what a user wrote, False for scaffolding)"""
+
+PLAIN_ROLES = {"system": "", "user": "User: ", "assistant": "Assistant:\n"}
+"""What precedes a message of each role in the plain format."""
+
+NO_TEMPLATE = "none"
+"""In place of a template: this is a base model, it reads plain text."""
 
 
 def raw_prompt(expert: Expert, text: bytes) -> Prompt:
-    """The text itself, BOS before it where the model wants one; its last few bytes stay open for any token border."""
-    ids, tail = prompt_border(expert, text)
+    """The text itself, BOS before it where the model wants one; its last few bytes stay open for any token border.
+
+    A text that spells the BOS token at its start does not get a second one.
+    """
     bos = _bos(expert)
+    if len(bos):
+        text = text.removeprefix(expert.vocabulary.piece(int(bos[0])))
+    ids, tail = prompt_border(expert, text)
     return Prompt(
         ids=np.concatenate([bos, ids]),
         observed=np.concatenate([np.zeros(len(bos), np.bool_), np.ones(len(ids), np.bool_)]),
@@ -38,77 +62,173 @@ def raw_prompt(expert: Expert, text: bytes) -> Prompt:
     )
 
 
-def plain_text(messages: Sequence[Message]) -> str:
-    """The documented plain format for base models: ``User: …`` and ``Assistant: …`` paragraphs, the last one open."""
-    turns = [PLAIN_ROLES[m["role"]] + m["content"] for m in messages]
-    return "\n\n".join([*turns, "Assistant:\n"])
+def prompt_for(
+    expert: Expert, template: str | None, user_text: str, system: str | None = None, plain_chat: str | None = None
+) -> Prompt:
+    """One question as ``expert`` wants it asked; see ``chat_prompt``."""
+    messages = [{"role": "user", "content": user_text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return chat_prompt(expert, template, messages, plain_chat)
 
 
-def chat_prompt(expert: Expert, template: str | None, messages: Sequence[Message]) -> Prompt:
-    """Messages as this expert wants them: by its template, or in the plain format where it has none (None)."""
-    if template is None:
-        return raw_prompt(expert, plain_text(messages).encode())
+def chat_prompt(
+    expert: Expert, template: str | None, messages: Sequence[Message], plain_chat: str | None = None
+) -> Prompt:
+    """Messages, and the assistant's open turn, as this expert wants them.
+
+    template   : the expert's own Jinja template; ``NO_TEMPLATE`` for a base model, which reads the plain format;
+                 None where nobody knows one
+    plain_chat : another plain format, a Jinja template, for all experts without a template of their own
+
+    Raises UsageError, naming the expert, where there is no template, or one that cannot be rendered or refuses.
+    """
+    if template is None and plain_chat is None:
+        raise UsageError(
+            f"expert {expert.name!r} has no chat template; name one in models.toml (template = FILE, or "
+            f'template = "none" for a base model that reads plain text), or use raw text (--raw)'
+        )
+    if template is None or template == NO_TEMPLATE:
+        return _plain_prompt(expert, plain_segments(expert, messages, plain_chat))
     ids: list[I32] = []
     observed: list[bool] = []
-    for text, is_content in segments(template, messages, _special_texts(expert)):
+    for text, is_content in segments(expert, template, messages):
         part = expert.tokenize(text) if is_content else expert.tokenize_template(text)
         ids.append(part)
         observed += [is_content] * len(part)
-    joined = np.concatenate(ids).astype(np.int32)
-    bos = _bos(expert)
-    if len(bos) and joined[0] != bos[0]:  # many templates write it themselves: once, not twice
-        joined, observed = np.concatenate([bos, joined]), [False, *observed]
-    return Prompt(ids=joined, observed=np.array(observed, np.bool_))
+    return _with_bos(expert, _joined(ids), observed)
 
 
-def segments(template: str, messages: Sequence[Message], special: Mapping[str, str]) -> list[tuple[bytes, bool]]:
-    """[(text, is_content)] of a rendered template with an open assistant turn.
+def segments(expert: Expert, template: str, messages: Sequence[Message]) -> list[Segment]:
+    """What a template makes of messages, contents apart; joined, the segments are the rendered text.
 
-    Placeholders must not change the rendering; where a template looks into a content, the text is rendered as it is
-    and the contents are found in it afterwards.
+    Placeholders must not change the rendering. Where a template looks into a content they do (some take the thoughts
+    out of earlier replies): such contents are rendered as they are, and only what spells a control token in them
+    stands behind placeholders. Raises UsageError where control tokens appear all the same.
     """
-    marks = [f"\ue000{secrets.token_hex(8)}\ue001" for _ in messages]
-    marked = [{**m, "content": mark} for m, mark in zip(messages, marks, strict=True)]
-    contents = {mark: m["content"] for mark, m in zip(marks, messages, strict=True)}
-    rendered = _render(template, marked, special)
-    parts = re.split("(" + "|".join(map(re.escape, marks)) + ")", rendered)
-    actual = _render(template, messages, special)
-    if "".join(contents.get(part, part) for part in parts) != actual:
-        trimmed = {mark: text.strip() for mark, text in contents.items()}
-        if "".join(trimmed.get(part, part) for part in parts) == actual:
-            contents = trimmed
+    actual = render(expert.name, template, messages, _special_texts(expert))
+    clean = _rendered_apart(expert, template, messages, tuple(PLAIN_ROLES))
+    found = _placed(clean, actual)
+    if found is not None:
+        return _encoded(found)
+    for whole in (("system", "user"), ()):
+        parts = _rendered_apart(expert, template, messages, whole)
+        # With no content whole there is nothing left to be placed, and what the template did about the spelling of
+        # control tokens, which it does not see now, is not wanted.
+        found = _placed(parts, actual) if whole else parts
+        # A template that takes contents apart could have put a control token together.
+        if found is not None and _n_control(expert, found) <= _n_control(expert, clean):
+            return _encoded(found)
+    raise UsageError(
+        f"expert {expert.name!r}: its chat template would turn a part of the messages into control tokens; "
+        f"leave out what looks like one, or use raw text (--raw)"
+    )
+
+
+def _encoded(parts: Sequence[tuple[str, bool]]) -> list[Segment]:
+    return [(text.encode(), is_content) for text, is_content in parts if text]
+
+
+def plain_segments(expert: Expert, messages: Sequence[Message], plain_chat: str | None = None) -> list[Segment]:
+    """Messages as plain text, contents apart."""
+    if plain_chat is not None:
+        return segments(expert, plain_chat, messages)
+    found: list[Segment] = []
+    for message in messages:
+        found += [(PLAIN_ROLES[message["role"]].encode(), False), (message["content"].encode(), True), (b"\n\n", False)]
+    return [*found, (PLAIN_ROLES["assistant"].encode(), False)]
+
+
+def _plain_prompt(expert: Expert, parts: Sequence[Segment]) -> Prompt:
+    """The joined text in its canonical tokens; a token is the user's where most of its bytes are."""
+    text = b"".join(part for part, _ in parts)
+    ids = expert.tokenize(text)
+    mine = np.concatenate([np.zeros(1), np.cumsum(np.repeat([own for _, own in parts], [len(p) for p, _ in parts]))])
+    starts = expert.vocabulary.piece_start
+    lengths = starts[ids + 1] - starts[ids]
+    ends = np.cumsum(lengths)
+    return _with_bos(expert, ids, (2 * (mine[ends] - mine[ends - lengths]) > lengths).tolist())
+
+
+def _rendered_apart(
+    expert: Expert, template: str, messages: Sequence[Message], whole: Collection[str]
+) -> list[tuple[str, bool]]:
+    """[(text, whether it stood behind a placeholder)]; scaffolding, perhaps empty, before, between and after.
+
+    Contents of the roles in ``whole`` stand behind one each, of others only what spells a control token.
+    """
+    texts: dict[str, str] = {}
+
+    def hide(text: str) -> str:
+        mark = f"\ue000{secrets.token_hex(8)}\ue001"
+        texts[mark] = text
+        return mark
+
+    def apart(message: Message) -> Message:
+        content = message["content"]
+        if message["role"] in whole:
+            # Blank contents can do no harm, and templates ask whether a content is empty.
+            return {**message, "content": hide(content) if content.strip() else content}
+        spelled = sorted(_control_texts(expert, content), key=len, reverse=True)
+        pattern = "|".join(map(re.escape, spelled))
+        return {**message, "content": re.sub(pattern, lambda m: hide(m[0]), content) if pattern else content}
+
+    rendered = render(expert.name, template, list(map(apart, messages)), _special_texts(expert))
+    parts = re.split("(" + "|".join(texts) + ")", rendered) if texts else [rendered]
+    return [(texts.get(part, part), i % 2 == 1) for i, part in enumerate(parts)]
+
+
+def _placed(parts: Sequence[tuple[str, bool]], actual: str) -> list[tuple[str, bool]] | None:
+    """``parts`` as they stand in ``actual``, where contents may have lost blanks at their ends; None if they do not."""
+    found: list[tuple[str, bool]] = []
+    at = 0
+    for i, (text, is_content) in enumerate(parts):
+        if not is_content:
+            if not actual.startswith(text, at):
+                return None
+            end = at + len(text)
         else:
-            found = "|".join(re.escape(text) for text in sorted(contents.values(), key=len, reverse=True) if text)
-            split = re.split(f"({found})", actual) if found else [actual]
-            return [(part.encode(), i % 2 == 1) for i, part in enumerate(split) if part]
-    return [(contents.get(part, part).encode(), part in contents) for part in parts if contents.get(part, part)]
+            core = text.strip()
+            begin = actual.find(core, at)
+            if begin < 0 or not text[: text.index(core)].endswith(actual[at:begin]):
+                return None
+            following = parts[i + 1][0]
+            blanks = text[text.index(core) + len(core) :]
+            core_end = begin + len(core)
+            kept = [n for n in range(len(blanks), -1, -1) if actual.startswith(blanks[:n] + following, core_end)]
+            if not kept:
+                return None
+            end = core_end + kept[0]
+        found.append((actual[at:end], is_content))
+        at = end
+    return found if at == len(actual) else None
 
 
-def _render(template: str, messages: Sequence[Message], special: Mapping[str, str]) -> str:
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def _control_texts(expert: Expert, text: str) -> set[str]:
+    """What in ``text`` a reader of scaffolding would take for control tokens."""
+    vocabulary = expert.vocabulary
+    ids = expert.tokenize_template(text.encode())
+    pieces = {vocabulary.piece(int(t)) for t in ids[vocabulary.kinds[ids] != Kind.TEXT]}
+    return {piece.decode("utf-8", "replace") for piece in pieces if piece}
 
-    def raise_exception(message: str) -> NoReturn:
-        raise UsageError(f"the chat template refuses these messages: {message}")
 
-    def tojson(value: Any, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
+def _n_control(expert: Expert, parts: Sequence[tuple[str, bool]]) -> int:
+    """Control tokens in the scaffolding among ``parts``."""
+    kinds = expert.vocabulary.kinds
+    scaffolding = (expert.tokenize_template(text.encode()) for text, is_content in parts if text and not is_content)
+    return sum(int(np.count_nonzero(kinds[ids] != Kind.TEXT)) for ids in scaffolding)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals.update(
-        raise_exception=raise_exception,
-        strftime_now=lambda form: datetime.now().astimezone().strftime(form),
-    )
-    try:
-        text = environment.from_string(template).render(
-            messages=[dict(m) for m in messages], add_generation_prompt=True, **special
-        )
-    except TemplateError as error:
-        raise UsageError(f"the chat template cannot be rendered: {error}; use raw text (--raw)") from error
-    return str(text)
+
+def _with_bos(expert: Expert, ids: I32, observed: Sequence[bool]) -> Prompt:
+    """BOS once: many templates write it themselves."""
+    bos = _bos(expert)
+    if len(bos) and not np.array_equal(ids[:1], bos):
+        ids, observed = _joined([bos, ids]), [False, *observed]
+    return Prompt(ids=ids, observed=np.array(observed, np.bool_))
+
+
+def _joined(parts: Sequence[I32]) -> I32:
+    return np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
 
 
 def _bos(expert: Expert) -> I32:
@@ -116,10 +236,12 @@ def _bos(expert: Expert) -> I32:
     return np.array([] if bos is None else [bos], np.int32)
 
 
-def _special_texts(expert: Expert) -> dict[str, str]:
+def _special_texts(expert: Expert) -> Mapping[str, str]:
+    """Texts of the tokens that templates ask for by name."""
     vocabulary = expert.vocabulary
-    bos = vocabulary.piece(vocabulary.bos_id).decode() if vocabulary.bos_id is not None else ""
+    end = int(vocabulary.end_ids[0]) if len(vocabulary.end_ids) else None
+    named = {"bos_token": vocabulary.bos_id, "eos_token": end}
     return {
-        "bos_token": bos,
-        "eos_token": vocabulary.piece(int(vocabulary.end_ids[0])).decode() if len(vocabulary.end_ids) else "",
+        name: "" if token is None else vocabulary.piece(token).decode("utf-8", "replace")
+        for name, token in named.items()
     }

@@ -61,12 +61,14 @@ class Ensemble:
         loaded: Loaded,
         *,
         sampling: Mapping[str, Any] | None = None,
+        plain_chat: str | None = None,
         name: str = "ensemble",
     ) -> None:
         """Use ``from_registry``, ``from_files`` or ``from_experts``."""
         self.name = name
         self._loaded = loaded
         self._defaults = dict(sampling or {})
+        self._plain_chat = plain_chat
         self._turns = Turns()
         self._stepping = threading.Lock()
         self._closed = False
@@ -101,7 +103,7 @@ class Ensemble:
         sampling_params(spec.sampling)
         members = members_of(spec, registry, weights)
         loaded = load(members, checked, registry=registry, progress=progress, offline=offline)
-        return cls(loaded, sampling=spec.sampling, name=name)
+        return cls(loaded, sampling=spec.sampling, plain_chat=spec.plain_chat, name=name)
 
     @classmethod
     def from_files(
@@ -219,7 +221,8 @@ class Ensemble:
         messages = as_messages(prompt, system)
         pairs = list(zip(experts, self._loaded.templates, strict=True))
         n_bytes = sum(len(message["content"].encode()) for message in messages)
-        return lambda: [chat_prompt(expert, template, messages) for expert, template in pairs], n_bytes
+        plain = self._plain_chat
+        return lambda: [chat_prompt(expert, template, messages, plain) for expert, template in pairs], n_bytes
 
     def _steps(
         self,

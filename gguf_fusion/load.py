@@ -15,6 +15,7 @@ import numpy as np
 from gguf_fusion import hub
 from gguf_fusion.bridge.store import cached_byte_tables
 from gguf_fusion.bridge.tables import ByteTables
+from gguf_fusion.chat import NO_TEMPLATE
 from gguf_fusion.config import EnsembleSpec, ExpertSpec, Registry, nearest
 from gguf_fusion.cover.base import Predictor
 from gguf_fusion.cover.direct import TokenCursor
@@ -141,7 +142,7 @@ def checked_weights(weights: Sequence[float], n: int) -> tuple[float, ...]:
 class Loaded:
     """What a load brought: experts, the engine over those with positive weight, and their templates.
 
-    templates : chat template of each expert in the engine's order; None for a base model
+    templates : chat template of each expert in the engine's order, see ``chat.chat_prompt``
     """
 
     experts: tuple[ThreadedExpert, ...]
@@ -205,9 +206,9 @@ def load_expert(spec: ExpertSpec, path: Path, options: Options) -> LlamaExpert:
 
 
 def template_of(spec: ExpertSpec, expert: LlamaExpert) -> str | None:
-    """The expert's chat template: from the registry, else from its file; None for a base model."""
-    if spec.template == "none":
-        return None
+    """The expert's chat template: from the registry, else from its file; None where neither has one."""
+    if spec.template == NO_TEMPLATE:
+        return NO_TEMPLATE
     if not isinstance(spec.template, Path):
         return expert.chat_template()
     try:

@@ -318,7 +318,7 @@ def test_chat_uses_every_experts_own_template() -> None:
 
     experts = [spy(Parrot(LONG, name="chat")), spy(Parrot(SHORT, name="base"))]
     template = "{% for m in messages %}<u>{{ m.role }}:{{ m.content }}{% endfor %}<a>"
-    with Ensemble.from_experts(experts, templates=[template, None]) as ensemble:
+    with Ensemble.from_experts(experts, templates=[template, "none"]) as ensemble:
         ensemble.complete("hi <a>", system="be brief", max_bytes=1)
     assert seen["chat"].startswith(b"[C]system:be brief[C]user:hi <a>[C]")
     assert seen["base"].startswith(b"be brief\n\nUser: hi <a>\n\nAssistant")

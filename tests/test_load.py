@@ -88,7 +88,7 @@ def test_registry_values_reach_the_experts(registry: Registry) -> None:
         assert Fake.loaded["a"].settings["type_k"] == "q8_0"
         assert Fake.loaded["a"].settings["add_end"] == (3,)
         assert Fake.loaded["b"].settings["n_gpu_layers"] == 5
-        assert ensemble._loaded.templates == ("template of a", None, "own template")
+        assert ensemble._loaded.templates == ("template of a", "none", "own template")
         assert str(ensemble._loaded.engine.strategy) == "linear(w=static)"
         assert [p.epsilon for p in ensemble._loaded.engine.predictors] == [0.02] * 3  # type: ignore[attr-defined]
         np.testing.assert_allclose(ensemble._loaded.engine.weights, [0.5, 0.25, 0.25])

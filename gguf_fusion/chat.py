@@ -106,6 +106,7 @@ def segments(expert: Expert, template: str, messages: Sequence[Message]) -> list
     out of earlier replies): such contents are rendered as they are, and only what spells a control token in them
     stands behind placeholders. Raises UsageError where control tokens appear all the same.
     """
+    messages = _accepted(expert, template, messages)
     actual = render(expert.name, template, messages, _special_texts(expert))
     clean = _rendered_apart(expert, template, messages, tuple(PLAIN_ROLES))
     found = _placed(clean, actual)
@@ -123,6 +124,19 @@ def segments(expert: Expert, template: str, messages: Sequence[Message]) -> list
         f"expert {expert.name!r}: its chat template would turn a part of the messages into control tokens; "
         f"leave out what looks like one, or use raw text (--raw)"
     )
+
+
+def _accepted(expert: Expert, template: str, messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages, a system text before the first question where the template refuses the role of its own."""
+    if [m["role"] for m in messages[:2]] != ["system", "user"]:
+        return messages
+    system, question, *rest = messages
+    try:
+        render(expert.name, template, messages, _special_texts(expert))
+    except UsageError:
+        together = f"{system['content']}\n\n{question['content']}"
+        return [{"role": "user", "content": together}, *rest]
+    return messages
 
 
 def _encoded(parts: Sequence[tuple[str, bool]]) -> list[Segment]:

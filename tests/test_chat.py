@@ -120,6 +120,13 @@ def test_a_template_that_uses_contents_as_they_are_is_never_refused(messages: li
     )
 
 
+def test_a_system_text_finds_its_place_where_there_is_no_such_role() -> None:
+    """Models without a system role read the system text before the first question."""
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TURNS
+    text = b"".join(part for part, _ in segments(expert(), refusing, [{"role": "system", "content": "x"}, *user("hi")]))
+    assert text == b"<|start|>user\nx\n\nhi<|stop|>\n<|start|>assistant\n"
+
+
 def test_thoughts_are_taken_out_as_the_template_wants_it() -> None:
     """A template that looks into earlier replies does its work, and the user's words still count as such."""
     reader = expert()

@@ -21,6 +21,7 @@ import numpy as np
 from gguf_fusion.arrays import F64
 from gguf_fusion.cover.base import Predictor, Prompt
 from gguf_fusion.errors import ContextOverflowError
+from gguf_fusion.experts.base import Expert
 from gguf_fusion.fusion import linear, normalised
 from gguf_fusion.lanes import Lanes
 from gguf_fusion.records import END, N_SYMBOLS, Step, Timings
@@ -153,6 +154,11 @@ class Engine:
         )
         self._advance(symbol, generated=True)
         return step
+
+    @property
+    def heaviest(self) -> Expert:
+        """The expert with the largest weight; its tokens are the pieces of a text."""
+        return self.predictors[int(np.argmax(self.weights))].expert
 
     @property
     def room(self) -> int:

@@ -18,6 +18,7 @@ from gguf_fusion.engine import PrefillProgress
 from gguf_fusion.errors import ClosedError, UsageError
 from gguf_fusion.lanes import ThreadedExpert
 from gguf_fusion.load import Loaded, LoadKeywords, assemble, check_known, load, load_options, members_from, members_of
+from gguf_fusion.pieces import PieceView
 from gguf_fusion.records import Step, Timings, Usage
 from gguf_fusion.reply import Reply, ReplyState, Steps
 from gguf_fusion.sampling import SamplingParams
@@ -146,6 +147,20 @@ class Ensemble:
     def names(self) -> tuple[str, ...]:
         """Names of the experts that take part, in the order of every per-expert array."""
         return self._loaded.engine.names
+
+    @property
+    def strategy(self) -> str:
+        """``pool(weight rule)``, as ``--strategy`` takes it."""
+        return str(self._loaded.engine.strategy)
+
+    @property
+    def piece_expert(self) -> str | None:
+        """The heaviest expert, whose tokens are the pieces of a text; None where every step is a token."""
+        return self._loaded.engine.heaviest.name if self._loaded.engine.space.vocabulary is None else None
+
+    def piece_view(self) -> PieceView:
+        """Groups the steps of one reply into pieces, see ``piece_expert``."""
+        return PieceView.of_steps() if self.piece_expert is None else PieceView.of_tokens(self._loaded.engine.heaviest)
 
     @property
     def load_s(self) -> float:

@@ -39,8 +39,7 @@ class Steps(Iterator[Step]):
         self._params = params
         self._sampler = Sampler(params, engine.space.n_symbols, engine.space.end)
         self._text = TextStream(params.stop)
-        heaviest = engine.predictors[int(np.argmax(engine.weights))].expert
-        self._pieces = PieceCount(heaviest) if engine.space.vocabulary is None else None
+        self._pieces = PieceCount(engine.heaviest) if engine.space.vocabulary is None else None
         self._n_symbols = 0
         self._ahead: deque[Step] = deque()
         """Steps drawn but not handed out."""

@@ -7,9 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from gguf_fusion.cli import main
+from gguf_fusion.ensemble import Ensemble
 from gguf_fusion.errors import UsageError
+from gguf_fusion.experts.table import TableExpert
 from gguf_fusion.records import Piece
+from gguf_fusion.testing import byte_vocabulary, nested_vocabulary
 from gguf_fusion.trace import TraceHeader, TraceWriter, read_trace, versions
 
 
@@ -87,3 +92,43 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 def test_versions_name_what_shapes_a_text() -> None:
     """The header says which releases wrote it."""
     assert {"python", "llama-cpp-python", "numpy", "gguf-fusion"} <= set(versions())
+
+
+def test_the_trace_of_a_reply_tells_its_bytes_and_sums(tmp_path: Path) -> None:
+    """Pieces of a real reply, read back: the same bytes, the same log-probability, every expert's vote."""
+    experts = []
+    for name, vocabulary in (("small", byte_vocabulary()), ("words", nested_vocabulary())):
+        law = np.where(vocabulary.kinds == 3, 0.02, 1.0)  # ends rarely
+        law[[i for i in vocabulary.text_ids if not set(vocabulary.piece(int(i))) <= set(b"abc")]] = 0.0
+        experts.append(TableExpert(vocabulary, lambda _, law=law: law, name=name))
+    with Ensemble.from_experts(experts, weights=[1, 2], strategy="linear") as ensemble:
+        view = ensemble.piece_view()
+        reply = ensemble.generate("ab", seed=3, max_bytes=60)
+        header = TraceHeader(
+            experts=ensemble.names, strategy=ensemble.strategy, seed=reply.seed, piece_expert=ensemble.piece_expert
+        )
+        steps = []
+        with TraceWriter.open(tmp_path / "t.jsonl", header) as writer:
+            for step in reply:
+                steps.append(step)
+                writer.write(view.push(step))
+    header, pieces = read_trace(tmp_path / "t.jsonl")
+    assert (header.experts, header.piece_expert, header.seed) == (("small", "words"), "words", 3)
+    assert b"".join(p.data for p in pieces) == b"".join(s.data for s in steps)
+    assert sum(p.logprob for p in pieces) == pytest.approx(sum(s.logprob for s in steps))
+    assert pieces[-1].finish_reason == steps[-1].finish_reason
+    assert all(p.responsibility.sum() == pytest.approx(1.0) for p in pieces)
+    assert max(len(p.data) for p in pieces) > 1
+
+
+@pytest.mark.model
+def test_run_writes_a_trace(tmp_path: Path) -> None:
+    """``run --trace`` shows what each of the three real experts thought of the printed text."""
+    path = tmp_path / "t.jsonl"
+    arguments = ["run", "The capital of France is", "--raw", "--max-bytes", "12", "--seed", "1", "--offline"]
+    result = CliRunner().invoke(main, [*arguments, "--trace", str(path)], input="")
+    assert result.exit_code == 0, result.stderr
+    header, pieces = read_trace(path)
+    assert len(header.experts) == 3
+    assert "".join(p.text for p in pieces) + "\n" == result.stdout
+    assert all(len(p.expert_logprobs) == 3 for p in pieces)

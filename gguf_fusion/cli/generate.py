@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +17,9 @@ from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
 from gguf_fusion.cover.tree import EXACT_EPSILON
 from gguf_fusion.ensemble import Ensemble, sampling_params
 from gguf_fusion.errors import UsageError
+from gguf_fusion.records import Step
+from gguf_fusion.reply import Reply
+from gguf_fusion.trace import TraceHeader, TraceWriter
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "max_tokens", "max_bytes")
 
@@ -42,6 +48,12 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed",
 @click.option("--stop", multiple=True, help="A text that ends the reply (repeatable).")
 @click.option("--offline", is_flag=True, help="Use only what is on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of the text.")
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write every expert's vote on every piece as JSON lines.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Timings on stderr at the end.")
 @registry_option
 def run(
@@ -55,6 +67,7 @@ def run(
     offline: bool,
     as_json: bool,
     verbose: bool,
+    trace: Path | None,
     system: str | None,
     stop: tuple[str, ...],
     threads: int | None,
@@ -82,10 +95,12 @@ def run(
     with loaded:
         reply = loaded.generate(text, system=system, chat=None if raw else True, **sampling)
         pieces = []
-        for step in reply:
-            pieces.append(step.text)
-            if not as_json:
-                click.echo(step.text, nl=False)
+        with _traced(loaded, reply, trace) as vote:
+            for step in reply:
+                pieces.append(step.text)
+                if not as_json:
+                    click.echo(step.text, nl=False)
+                vote(step)
         timings = {**asdict(reply.timings), "bytes_per_s": reply.timings.bytes_per_s}
         if as_json:
             print_json(
@@ -104,6 +119,21 @@ def run(
             for name, value in timings.items():
                 note(f"{name:<16} {value if isinstance(value, dict) else format(value, '.3f')}")
             note(f"{'seed':<16} {reply.seed}")
+
+
+@contextmanager
+def _traced(ensemble: Ensemble, reply: Reply, path: Path | None) -> Iterator[Callable[[Step], None]]:
+    """A function to call with every step; it writes the trace, if one is wanted."""
+    if path is None:
+        yield lambda _: None
+        return
+    view = ensemble.piece_view()
+    header = TraceHeader(
+        experts=ensemble.names, strategy=ensemble.strategy, seed=reply.seed, piece_expert=ensemble.piece_expert
+    )
+    with TraceWriter.open(path, header) as writer:
+        yield lambda step: writer.write(view.push(step))
+        writer.write(view.finish())
 
 
 def _prompt(argument: str | None) -> str:

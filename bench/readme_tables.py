@@ -1,0 +1,161 @@
+"""Fill the measured tables and the help texts of README.md, or check that they are up to date.
+
+    python bench/readme_tables.py            write them
+    python bench/readme_tables.py --check    say what is out of date, status 1 then
+
+A block stands between ``<!-- table:NAME -->`` or ``<!-- help:COMMAND -->`` and ``<!-- end -->``. Table NAME is made of
+bench/results/NAME.jsonl: one line of text per JSON object, by the description in ``TABLES``, or of all its plain
+values where there is none. A table that was not measured yet says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+RESULTS = ROOT / "bench" / "results"
+BLOCK = re.compile(r"(<!-- (table|help):([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+PROVENANCE = ("version", "commit", "date", "machine", "cores")
+"""Keys that say where a record comes from; they are told under the table."""
+
+Record = Mapping[str, Any]
+
+
+def percent(value: float) -> str:
+    """A share with its sign."""
+    return f"{100 * value:+.1f} %"
+
+
+def number(value: object) -> str:
+    """Three digits for fractions, everything else as it is."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """How records become lines.
+
+    identity : keys by which a record replaces an earlier one of the same file
+    unfold   : key of a list of objects; each becomes a record of its own, with the outer values
+    by       : keys of the first columns; records that agree in them are one line
+    means    : key -> (heading, format) of further columns, the mean over those records
+    """
+
+    identity: tuple[str, ...] = ()
+    unfold: str = ""
+    by: Mapping[str, str] = field(default_factory=dict)
+    means: Mapping[str, tuple[str, Callable[[float], str]]] = field(default_factory=dict)
+
+
+TABLES = {
+    "fidelity": Table(
+        identity=("expert", "domain"),
+        unfold="bridge",
+        by={"expert": "expert", "epsilon": "epsilon"},
+        means={
+            "bpb_own": ("bits per byte, own tokens", "{:.3f}".format),
+            "bpb": ("through the bridge", "{:.3f}".format),
+            "cost": ("cost", percent),
+            "decodes_per_token": ("decodes per token", "{:.2f}".format),
+        },
+    ),
+}
+
+
+def table(name: str) -> str:
+    """The Markdown table of bench/results/NAME.jsonl."""
+    path = RESULTS / f"{name}.jsonl"
+    if not path.is_file():
+        return f"Not measured yet: bench/results/{name}.jsonl does not exist.\n"
+    records: list[Record] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    spec = TABLES.get(name)
+    if spec is None:
+        plain = [{k: v for k, v in r.items() if isinstance(v, (str, int, float))} for r in records]
+        keys = [key for key in dict.fromkeys(k for r in plain for k in r) if key not in PROVENANCE]
+        lines = [[number(record.get(key, "")) for key in keys] for record in plain]
+        return markdown(keys, lines) + provenance(path, records)
+    latest = {tuple(r[key] for key in spec.identity) if spec.identity else i: r for i, r in enumerate(records)}
+    flat = [{**r, **inner} for r in latest.values() for inner in (r[spec.unfold] if spec.unfold else [{}])]
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    for record in flat:
+        groups.setdefault(tuple(record[key] for key in spec.by), []).append(record)
+    lines = [
+        [*map(number, group)]
+        + [show(sum(r[key] for r in members) / len(members)) for key, (_, show) in spec.means.items()]
+        for group, members in groups.items()
+    ]
+    headings = [*spec.by.values(), *(heading for heading, _ in spec.means.values())]
+    return markdown(headings, lines) + provenance(path, list(latest.values()))
+
+
+def markdown(headings: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    headings = list(headings)
+    rows = [headings, ["---"] * len(headings), *lines]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def provenance(path: Path, records: Iterable[Record]) -> str:
+    """One line that says how many measurements of which version on which machine stand behind a table."""
+    records = list(records)
+    facts = []
+    for key in PROVENANCE:
+        values = dict.fromkeys(str(r[key]) for r in records if key in r)
+        if values:
+            facts.append(f"{key} {', '.join(values)}")
+    n_bytes = sum(r.get("bytes", 0) for r in records)
+    amount = f", {n_bytes:,} bytes of text" if n_bytes else ""
+    return f"\n{len(records)} measurements{amount}; {'; '.join([*facts, f'`bench/results/{path.name}`'])}\n"
+
+
+def help_text(command: str) -> str:
+    """What ``gguf-fusion COMMAND --help`` prints."""
+    from gguf_fusion.cli import main
+
+    os.environ["COLUMNS"] = "100"
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        main.main([command, "--help"], prog_name="gguf-fusion", standalone_mode=False)
+    return f"```\n{printed.getvalue().strip()}\n```\n"
+
+
+def filled(text: str) -> str:
+    """``text`` with every block made anew."""
+    make = {"table": table, "help": help_text}
+    return BLOCK.sub(lambda m: m[1] + make[m[2]](m[3]) + m[5], text)
+
+
+def stale(text: str) -> list[str]:
+    """Names of the blocks that differ in more than line breaks, which releases of click place differently."""
+    pairs = zip(BLOCK.finditer(text), BLOCK.finditer(filled(text)), strict=True)
+    return [f"{old[2]}:{old[3]}" for old, new in pairs if old[4].split() != new[4].split()]
+
+
+def main() -> int:
+    """Write or check; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    arguments = parser.parse_args()
+    text = README.read_text(encoding="utf-8")
+    out_of_date = stale(text)
+    if arguments.check and out_of_date:
+        print(f"README.md is out of date: {', '.join(out_of_date)}; run: python bench/readme_tables.py")
+        return 1
+    if not arguments.check:
+        README.write_text(filled(text), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -229,13 +229,13 @@ class Ensemble:
         """(what makes every expert's prompt, bytes of the user's text)."""
         experts = [predictor.expert for predictor in self._loaded.engine.predictors]
         if isinstance(prompt, (str, bytes)) and not chat and system is None:
-            text = prompt.encode() if isinstance(prompt, str) else prompt
+            text = _encoded(prompt) if isinstance(prompt, str) else prompt
             return lambda: [raw_prompt(expert, text) for expert in experts], len(text)
         if chat is False:
             raise UsageError("chat=False: messages and a system text need a chat; pass one text instead")
         messages = as_messages(prompt, system)
         pairs = list(zip(experts, self._loaded.templates, strict=True))
-        n_bytes = sum(len(message["content"].encode()) for message in messages)
+        n_bytes = sum(len(_encoded(message["content"])) for message in messages)
         plain = self._plain_chat
         return lambda: [chat_prompt(expert, template, messages, plain) for expert, template in pairs], n_bytes
 
@@ -288,6 +288,16 @@ def as_messages(prompt: str | bytes | Sequence[Message], system: str | None = No
     if not messages:
         raise UsageError("messages: expected at least one, got none")
     return list(messages)
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:  # an argument of a command line that was no UTF-8, or half a surrogate pair
+        raise UsageError(
+            f"prompt: expected text that has UTF-8 bytes, got {text[error.start]!r} at {error.start}; "
+            f"to continue bytes as they are, pass bytes"
+        ) from error
 
 
 def sampling_params(given: Mapping[str, Any]) -> SamplingParams:

@@ -42,11 +42,8 @@ EXACT_EPSILON = 0.01
 _NEGLIGIBLE = 1e-6
 """Shares below this are dropped."""
 
-_SUSPECT_SHARE = 0.5
-"""A ghost whose border the canonical tokenization denies is still evaluated above this share."""
-
-_SUSPECT_BYTES = 8
-"""… or once it is this old: by then an evaluation settles what a denial cannot."""
+_SUSPECT_BYTES = 3
+"""A boundary that the canonical tokenization denies is given up when it is older: by then the text settles it."""
 
 _LATE_BITS = 1.0
 """Assumed loss of a stand-in for a boundary that lies some bytes back."""
@@ -251,22 +248,25 @@ class CoverTree:
         keep = total + self._log_keep
         self._leaves = [leaf for leaf, share in zip(leaves, shares, strict=True) if share >= keep]
         log_shares = [weight - total for weight in weights]
-        self._pending = self._worth_evaluating(boundaries, log_shares)
-        waiting = {id(boundary) for boundary in self._pending}
+        self._pending, denied = self._worth_evaluating(boundaries, log_shares)
+        no_ghosts = {id(boundary) for boundary in (*self._pending, *denied)}
         self._ghosts = [
             boundary
             for boundary, log_share in zip(boundaries, log_shares, strict=True)
-            if log_share >= self._log_keep and id(boundary) not in waiting
+            if log_share >= self._log_keep and id(boundary) not in no_ghosts
         ]
         if self._leaves:
             heaviest = max(self._leaves, key=lambda leaf: leaf.log_weight + log(leaf.mass))
             self._anchor = Boundary(heaviest.path, heaviest.log_weight, here - heaviest.depth)
 
-    def _worth_evaluating(self, boundaries: list[Boundary], log_shares: list[float]) -> list[Boundary]:
-        """The costliest boundaries, until what is left unevaluated is expected to cost at most epsilon bits.
+    def _worth_evaluating(
+        self, boundaries: list[Boundary], log_shares: list[float]
+    ) -> tuple[list[Boundary], list[Boundary]]:
+        """(the costliest boundaries, until what is left is expected to cost at most epsilon bits; what to give up).
 
-        A boundary's cost is its share times what a stand-in usually loses at such a place. An old boundary that the
-        canonical tokenization denies waits, unless it dominates or has been denied for long.
+        A boundary's cost is its share times what a stand-in usually loses at such a place. A boundary that the
+        canonical tokenization denies waits; denied for some bytes it is given up. In an ensemble the stand-in is often
+        a better law than the expert's own: spurious boundaries would grow and multiply without end.
         """
         here = len(self._text)
         costs = []
@@ -277,18 +277,20 @@ class CoverTree:
             costs.append(exp(log_share) * expected)
         left = sum(costs)
         chosen: list[Boundary] = []
+        denied: list[Boundary] = []
         for i in sorted(range(len(boundaries)), key=lambda i: -costs[i]):
             if left <= self.epsilon and (chosen or self._leaves):
                 break
             boundary = boundaries[i]
             age = here - boundary.position
-            plain = not age or age > _SUSPECT_BYTES or log_shares[i] > log(_SUSPECT_SHARE) or not self.epsilon
-            if plain or border_holds(self.expert, bytes(self._text), boundary.position):
+            if not age or not self.epsilon or border_holds(self.expert, bytes(self._text), boundary.position):
                 chosen.append(boundary)
+            elif age > _SUSPECT_BYTES:
+                denied.append(boundary)
             left -= costs[i]
         if not chosen and not self._leaves:
             chosen.append(max(boundaries, key=self._weight))
-        return chosen
+        return chosen, denied
 
     def _open(self, boundary: Boundary) -> None:
         """Evaluate a boundary and replay the bytes since it; what ends on the way becomes a ghost."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from gguf_fusion.arrays import F64
 from gguf_fusion.cover.base import Predictor, Prompt
+from gguf_fusion.cover.ghosts import fill
 from gguf_fusion.errors import ContextOverflowError
 from gguf_fusion.experts.base import Expert
 from gguf_fusion.fusion import linear, normalised
@@ -31,9 +32,6 @@ from gguf_fusion.vocabulary import Vocabulary
 
 PrefillProgress = Callable[[str, int, int], None]
 """Called as ``progress(expert, n_done, n_total)`` with token counts while prompts are evaluated."""
-
-_FLOOR = 1e-3
-"""Share of the uniform law in what stands in for ghosts: no symbol is impossible to an expert of the byte space."""
 
 _SPARE_TOKENS = 8
 """Byte space: context left free, because the path that is evaluated next may be longer than the one that counts."""
@@ -96,7 +94,6 @@ class Engine:
         self._logprobs = np.zeros((n, n_symbols))
         self._shares = np.zeros(n)
         self._stand_ins = np.zeros((n, n_symbols)) if self.space.vocabulary is None else None
-        self._not_self = 1.0 - np.eye(n)
         self._begin(0.0)
 
     # ---- one text ---------------------------------------------------------------------------------------------
@@ -202,7 +199,7 @@ class Engine:
             self._probs[i] = probs[: self.space.n_symbols]
         began = time.perf_counter()
         if self._stand_ins is not None:
-            self._fill(self._stand_ins)
+            fill(self._probs, self._shares, self._last_weights, self._stand_ins, self._alone)
         with np.errstate(divide="ignore"):
             np.log(self._probs, out=self._logprobs)
         fused = self._fuser.fuse(self._logprobs)
@@ -214,21 +211,8 @@ class Engine:
         self._fusion_s += time.perf_counter() - began
         return fused
 
-    def _fill(self, stand_ins: F64) -> None:
-        """Add to each expert's law, on the share of its ghosts, what the others' evaluated laws say.
-
-        The stand-in law of expert i is sum over j != i of w_j p_j, normalised, with a small uniform floor: the expert
-        abstains on this share. Alone, or where the others know nothing, its predictor names one.
-        """
-        np.matmul(self._not_self * self._last_weights, self._probs, out=stand_ins)
-        masses = stand_ins.sum(axis=1)
-        for i, predictor in enumerate(self.predictors):
-            if masses[i] > _FLOOR:
-                stand_ins[i] *= (1.0 - _FLOOR) / masses[i]
-                stand_ins[i] += _FLOOR / self.space.n_symbols
-            else:
-                stand_ins[i] = predictor.stand_in()
-        self._probs += self._shares[:, None] * stand_ins
+    def _alone(self, i: int) -> F64:
+        return self.predictors[i].stand_in()
 
     def _advance(self, symbol: int, *, generated: bool) -> None:
         for i, predictor in enumerate(self.predictors):

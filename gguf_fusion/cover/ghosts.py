@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from gguf_fusion.arrays import F64
@@ -18,6 +20,27 @@ _PRIOR_COUNT = 2.0
 
 _FLOOR = 1e-3
 """Share of the uniform law in a stand-in: no symbol is ever impossible."""
+
+
+def fill(probs: F64, shares: F64, weights: F64, stand_ins: F64, alone: Callable[[int], F64]) -> None:
+    """Add to each expert's law, on the share of its ghosts, what the others' evaluated laws say.
+
+    probs : float64[n, n_symbols], evaluated laws (row i sums to 1 - shares[i]); afterwards every row sums to 1
+    shares, weights : float64[n]
+    stand_ins : float64[n, n_symbols], receives the laws that stood in
+
+    The stand-in law of expert i is sum over j != i of w_j p_j, normalised, with a small uniform floor: the expert
+    abstains on this share. Without others, or where they know nothing, ``alone(i)`` (float64[n_symbols]) names one.
+    """
+    np.matmul((1.0 - np.eye(len(weights))) * weights, probs, out=stand_ins)
+    masses = stand_ins.sum(axis=1)
+    for i, mass in enumerate(masses):
+        if mass > _FLOOR:
+            stand_ins[i] *= (1.0 - _FLOOR) / mass
+            stand_ins[i] += _FLOOR / probs.shape[1]
+        else:
+            stand_ins[i] = alone(i)
+    probs += shares[:, None] * stand_ins
 
 
 class WordStarts:

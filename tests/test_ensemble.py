@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gguf_fusion import hub
 from gguf_fusion.ensemble import Ensemble
 from gguf_fusion.errors import ClosedError, ContextOverflowError, UsageError
+from gguf_fusion.experts.llama import LlamaExpert
 from gguf_fusion.experts.table import TableExpert
 from gguf_fusion.testing import nested_vocabulary
 from gguf_fusion.vocabulary import Kind, Vocabulary
@@ -354,3 +356,57 @@ def test_misuse_is_an_error_at_once(call: Callable[[Ensemble], Any], message: st
     """Wrong arguments raise before anything runs, and say what is right."""
     with parrots() as ensemble, pytest.raises(UsageError, match=message):
         call(ensemble)
+
+
+@pytest.fixture(scope="module")
+def pocket() -> Iterator[Ensemble]:
+    """The three real experts, one thread each, so that a busy machine does not slow them down further."""
+    with Ensemble.from_registry("pocket", n_ctx=512, lanes="lanes", offline=True) as ensemble:
+        yield ensemble
+
+
+@pytest.mark.model
+def test_pocket_repeats_itself(pocket: Ensemble) -> None:
+    """Same seed, same text: after another text, streamed or not."""
+    first = pocket.complete("The old town has", seed=5, max_bytes=40)
+    pocket.complete("Once upon a time", seed=9, max_bytes=5)
+    assert "".join(step.text for step in pocket.generate("The old town has", seed=5, max_bytes=40)) == first.text
+    assert first.timings.decodes < 4 * 40
+
+
+@pytest.mark.model
+def test_pocket_goes_on_after_a_newline(pocket: Ensemble) -> None:
+    """A prompt that ends in a newline before indented code goes on with the indented code, not with blanks for ever."""
+    with_newline = pocket.complete("def fibonacci(n):\n", temperature=0.0, max_bytes=40)
+    without = pocket.complete("def fibonacci(n):", temperature=0.0, max_bytes=41)
+    assert with_newline.text.startswith("    if n ")
+    assert without.text.startswith("\n    if n ")
+
+
+@pytest.mark.model
+def test_pocket_of_one_is_that_model_token_for_token(pocket: Ensemble) -> None:
+    """Weights 0, 0, 1 give the greedy text of the one model, evaluated directly; the others are not loaded."""
+    with Ensemble.from_registry("pocket", weights=[0, 0, 1], n_ctx=512, offline=True) as single:
+        assert single.names == (pocket.names[2],)
+        text = single.complete("The capital of France is", temperature=0.0, max_tokens=12).text
+    with LlamaExpert.load(hub.locate(pocket.names[2]), n_ctx=512) as expert:
+        vocabulary = expert.vocabulary
+        path = list(expert.tokenize(b"The capital of France is"))
+        excluded = np.isin(vocabulary.kinds, [Kind.CONTROL, Kind.UNUSED])
+        n = len(path)
+        while len(path) < n + 12:
+            row = expert.evaluate(np.array(path, np.int32))[0].copy()
+            row[excluded] = -np.inf
+            path.append(int(row.argmax()))
+    assert text == vocabulary.text(np.array(path[n:], np.int32)).decode()
+
+
+@pytest.mark.model
+def test_pocket_chats_and_refuses_what_does_not_fit(pocket: Ensemble) -> None:
+    """A chat goes through each template; the tightest expert decides what is too long."""
+    reply = pocket.complete("Say hello.", chat=True, seed=1, max_tokens=8)
+    assert reply.text
+    assert reply.usage.generated_tokens <= 8
+    assert set(reply.usage.prompt_tokens) == set(pocket.names)
+    with pytest.raises(ContextOverflowError, match="smollm2-135m-instruct"):
+        pocket.complete("今天天气很好我们去公园" * 25)

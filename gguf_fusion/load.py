@@ -187,14 +187,15 @@ def load(
         raise
 
 
-def load_expert(spec: ExpertSpec, path: Path, options: Options) -> LlamaExpert:
-    """Load one expert's file; its name stands in every error."""
+def load_expert(spec: ExpertSpec, path: Path, options: Options, *, max_rows: int | None = None) -> LlamaExpert:
+    """Load one expert's file, for up to ``max_rows`` rows at a time; its name stands in every error."""
     settings: dict[str, Any] = {
-        "n_ctx": options.n_ctx or spec.n_ctx,
-        "n_threads": options.n_threads or spec.n_threads,
+        "n_ctx": spec.n_ctx if options.n_ctx is None else options.n_ctx,
+        "n_threads": spec.n_threads if options.n_threads is None else options.n_threads,
         "n_gpu_layers": spec.n_gpu_layers if options.n_gpu_layers is None else options.n_gpu_layers,
         "type_k": spec.type_k,
         "type_v": spec.type_v,
+        "max_rows": max_rows,
     }
     given = {key: value for key, value in settings.items() if value is not None}
     try:

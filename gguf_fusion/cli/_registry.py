@@ -1,4 +1,4 @@
-"""The ``--config`` option that every command with models has."""
+"""How commands name models: the ``--config`` option, and experts with weights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from gguf_fusion.config import Registry
+from gguf_fusion.errors import UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -29,3 +30,16 @@ def registry_option(function: _Function) -> _Function:
         callback=_load,
         help="Read this registry of experts and ensembles first (repeatable).",
     )(function)
+
+
+def weighted(experts: tuple[str, ...]) -> tuple[list[str], list[float]]:
+    """(references, weights) of ``-e REF[=WEIGHT]``, weight 1 where none is given. Raises UsageError."""
+    refs, weights = [], []
+    for given in experts:
+        ref, sign, weight = given.rpartition("=")
+        try:
+            refs.append(ref if sign else given)
+            weights.append(float(weight) if sign else 1.0)
+        except ValueError:
+            raise UsageError(f"-e {given}: expected REF=WEIGHT with a number, got {weight!r}") from None
+    return refs, weights

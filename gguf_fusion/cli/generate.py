@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -12,7 +13,7 @@ from typing import Any
 import click
 
 from gguf_fusion.cli._output import ConsoleProgress, note, print_json
-from gguf_fusion.cli._registry import registry_option
+from gguf_fusion.cli._registry import registry_option, weighted
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
 from gguf_fusion.cover.tree import EXACT_EPSILON
 from gguf_fusion.ensemble import Ensemble, sampling_params
@@ -20,6 +21,9 @@ from gguf_fusion.errors import UsageError
 from gguf_fusion.records import Step
 from gguf_fusion.reply import Reply
 from gguf_fusion.trace import TraceHeader, TraceWriter
+
+_LONG_PROMPT = 1000
+"""Tokens, of all experts together, from which on reading a prompt shows its progress."""
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "max_tokens", "max_bytes")
 
@@ -88,12 +92,13 @@ def run(
     progress = ConsoleProgress()
     common: dict[str, Any] = {"registry": registry, "progress": progress, "offline": offline, **load}
     if experts:
-        refs, weights = _weighted(experts)
+        refs, weights = weighted(experts)
         loaded = Ensemble.from_files(refs, weights=weights, **common)
     else:
         loaded = Ensemble.from_registry(ensemble, **common)
     with loaded:
-        reply = loaded.generate(text, system=system, chat=None if raw else True, **sampling)
+        reading = _Reading() if sys.stderr.isatty() else None
+        reply = loaded.generate(text, system=system, chat=None if raw else True, progress=reading, **sampling)
         pieces = []
         with _traced(loaded, reply, trace) as vote:
             for step in reply:
@@ -116,9 +121,43 @@ def run(
         else:
             click.echo()
         if verbose:
-            for name, value in timings.items():
-                note(f"{name:<16} {value if isinstance(value, dict) else format(value, '.3f')}")
-            note(f"{'seed':<16} {reply.seed}")
+            _report(reply)
+
+
+class _Reading:
+    """Shows how much of a long prompt is evaluated; lanes report from their own threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tokens: dict[str, tuple[int, int]] = {}
+
+    def __call__(self, expert: str, n_done: int, n_total: int) -> None:
+        with self._lock:
+            self._tokens[expert] = n_done, max(n_total, self._tokens.get(expert, (0, 0))[1])
+            done, total = (sum(column) for column in zip(*self._tokens.values(), strict=True))
+            if total >= _LONG_PROMPT:
+                click.echo(f"\rreading the prompt: {done} of {total} tokens\033[K", nl=False, err=True)
+                if done >= total:
+                    click.echo("\r\033[K", nl=False, err=True)
+
+
+def _report(reply: Reply) -> None:
+    """What took how long, on stderr."""
+    timings, usage = reply.timings, reply.usage
+    seconds = timings.total_s - timings.prefill_s
+    n_prompt = sum(usage.prompt_tokens.values())
+    per_token = timings.decodes / max(1, timings.tokens * len(timings.expert_decodes))
+    rates = f"{timings.bytes_per_s:.1f} bytes/s, {timings.tokens / seconds if seconds else 0.0:.1f} tokens/s"
+    note(f"load        {timings.load_s:.2f} s")
+    note(f"prefill     {timings.prefill_s:.2f} s, {n_prompt} tokens of all experts")
+    note(f"generation  {seconds:.2f} s, {timings.bytes} bytes, {timings.tokens} tokens: {rates}")
+    note(f"experts     {timings.decode_s:.2f} s, {timings.decodes} decodes, {per_token:.2f} per token and expert")
+    for name, n in timings.expert_decodes.items():
+        note(f"            {timings.expert_decode_s[name]:.2f} s, {n} decodes: {name}")
+    note(f"bridge      {timings.bridge_s:.3f} s")
+    note(f"fusion      {timings.fusion_s:.3f} s")
+    note(f"sampling    {timings.sampling_s:.3f} s")
+    note(f"seed        {reply.seed}")
 
 
 @contextmanager
@@ -149,15 +188,3 @@ def _prompt(argument: str | None) -> str:
     if not parts:
         raise UsageError('expected a prompt, got none; write: gguf-fusion run "…" or pipe a text')
     return "\n".join(parts)
-
-
-def _weighted(experts: tuple[str, ...]) -> tuple[list[str], list[float]]:
-    refs, weights = [], []
-    for given in experts:
-        ref, sign, weight = given.rpartition("=")
-        try:
-            refs.append(ref if sign else given)
-            weights.append(float(weight) if sign else 1.0)
-        except ValueError:
-            raise UsageError(f"-e {given}: expected REF=WEIGHT with a number, got {weight!r}") from None
-    return refs, weights

@@ -213,3 +213,10 @@ def test_member_lists(registry: Registry) -> None:
     assert hub.default_name("a", registry) == "a"
     with pytest.raises(UsageError, match="space"):
         Options(space="bytes")
+
+
+@pytest.mark.parametrize("option", ["n_ctx", "n_threads"])
+def test_zero_is_passed_on_not_replaced(registry: Registry, option: str) -> None:
+    """A 0 reaches the expert, which refuses it, instead of silently becoming the default."""
+    with Ensemble.from_files(["a"], registry=registry, **{option: 0}):  # type: ignore[arg-type]
+        assert Fake.loaded["a"].settings[option] == 0

@@ -14,18 +14,20 @@ import numpy as np
 
 from gguf_fusion import hub
 from gguf_fusion.bridge.store import cached_byte_tables
-from gguf_fusion.bridge.tables import ByteTables
+from gguf_fusion.bridge.tables import ByteTables, byte_tables
 from gguf_fusion.chat import NO_TEMPLATE
 from gguf_fusion.config import EnsembleSpec, ExpertSpec, Registry, nearest
-from gguf_fusion.cover.base import Predictor
+from gguf_fusion.cover.base import Predictor, Prompt
 from gguf_fusion.cover.direct import TokenCursor
 from gguf_fusion.cover.tree import DEFAULT_EPSILON, EXACT_EPSILON, CoverTree
 from gguf_fusion.engine import Engine, SymbolSpace
 from gguf_fusion.errors import ConfigError, LoadError, ModelFileError, UsageError
 from gguf_fusion.experts.llama import LlamaExpert
+from gguf_fusion.experts.table import TableExpert
 from gguf_fusion.lanes import Lanes, ThreadedExpert, choose
 from gguf_fusion.strategy import DEFAULT as DEFAULT_STRATEGY
 from gguf_fusion.strategy import parse
+from gguf_fusion.vocabulary import Kind, Vocabulary
 
 _log = logging.getLogger(__name__)
 
@@ -259,4 +261,17 @@ def make_predictors(experts: Sequence[ThreadedExpert], options: Options) -> tupl
         if vocabulary.fingerprint not in tables:
             tables[vocabulary.fingerprint] = cached_byte_tables(vocabulary)
     epsilon = DEFAULT_EPSILON if options.epsilon is None else options.epsilon
+    _compile_kernels()
     return [CoverTree(e, tables[e.vocabulary.fingerprint], epsilon=epsilon) for e in experts], SymbolSpace()
+
+
+def _compile_kernels() -> None:
+    """Run every bridge kernel once on a toy: the first call compiles it or fetches it from a cache on disk.
+
+    Done here, so that it counts as loading and the first text is as fast as the next.
+    """
+    vocabulary = Vocabulary.from_pieces([b"a", b"ab", b"</s>"], [Kind.TEXT, Kind.TEXT, Kind.END])
+    tree = CoverTree(TableExpert(vocabulary, lambda _: np.ones(3)), byte_tables(vocabulary))
+    tree.start(Prompt(ids=np.zeros(1, np.int32), observed=np.ones(1, np.bool_)))
+    for byte in b"aba":
+        tree.push(byte, 0.5)

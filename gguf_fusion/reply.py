@@ -10,7 +10,7 @@ import numpy as np
 
 from gguf_fusion.cover.canonical import word_start
 from gguf_fusion.engine import Engine
-from gguf_fusion.errors import ContextOverflowError
+from gguf_fusion.errors import ClosedError, ContextOverflowError
 from gguf_fusion.experts.base import Expert
 from gguf_fusion.records import END, Step, Timings, Usage
 from gguf_fusion.sampling import Sampler, SamplingParams
@@ -50,6 +50,14 @@ class Steps(Iterator[Step]):
     def n_tokens(self) -> int:
         """Pieces of the text so far."""
         return self._n_symbols if self._pieces is None else self._pieces.count()
+
+    def freeze(self) -> None:
+        """Count now what is counted on demand; an ensemble that was closed meanwhile cannot count any more."""
+        if self._pieces is not None:
+            try:
+                self._pieces.count()
+            except ClosedError:
+                self._pieces.give_up()
 
     def __next__(self) -> Step:
         if self.finish_reason is not None:
@@ -153,11 +161,14 @@ class ReplyState:
         self.prompt_tokens = engine.prompt_tokens
 
     def next_step(self) -> Step:
+        """The next step."""
         assert self._steps is not None
         return next(self._steps)
 
     def end(self) -> None:
-        """The engine may move on to another text."""
+        """The engine may move on to another text: from now on all numbers stand still."""
+        assert self._steps is not None
+        self._steps.freeze()
         self._timings = self.timings
         self._engine = None
 
@@ -226,10 +237,12 @@ class PieceCount:
         self._expert = expert
         self._settled = 0
         self._open = b""
+        self._total: int | None = 0
 
     def push(self, data: bytes) -> None:
         """Add bytes to the text."""
         self._open += data
+        self._total = None
         if len(self._open) > _SETTLE_BYTES:
             cut = word_start(self._open, len(self._open))
             self._settled += len(self._expert.tokenize(self._open[:cut]))
@@ -237,4 +250,13 @@ class PieceCount:
 
     def count(self, more: bytes = b"") -> int:
         """Tokens of the text, followed by ``more``."""
-        return self._settled + len(self._expert.tokenize(self._open + more))
+        if more:
+            return self._settled + len(self._expert.tokenize(self._open + more))
+        if self._total is None:
+            self._total = self._settled + len(self._expert.tokenize(self._open))
+        return self._total
+
+    def give_up(self) -> None:
+        """The expert is gone: what was counted for good must do."""
+        self._open = b""
+        self._total = self._settled

@@ -229,6 +229,21 @@ def test_closed_means_closed() -> None:
         ensemble.complete(START)
 
 
+def test_numbers_outlive_the_ensemble() -> None:
+    """Usage and timings of finished, broken off and abandoned replies are there after closing."""
+    with parrots() as ensemble:
+        finished = ensemble.generate(START, temperature=0.0)
+        for _ in finished:
+            pass
+        abandoned = ensemble.generate(START, temperature=0.0)
+        for _ in range(5):
+            next(abandoned)
+    assert finished.usage.generated_tokens == len(Parrot(LONG).tokenize(TEXT.encode()))
+    assert finished.timings.tokens == finished.usage.generated_tokens
+    abandoned.close()
+    assert abandoned.usage.generated_bytes == abandoned.timings.bytes == 5
+
+
 def test_one_hot_weights_are_the_single_expert() -> None:
     """Weights 1, 0 give that expert's own text, token by token; the other one is never asked."""
     experts = [TableExpert.from_byte_law(nested_vocabulary(), letters(i), name=str(i)) for i in range(2)]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -68,3 +71,18 @@ def test_one_expert_raw_greedy_is_its_own_text() -> None:
         for _ in range(12):
             path = np.append(path, np.int32(expert.evaluate(path)[0].argmax()))
         assert json.loads(answer.stdout)["text"].encode() == expert.vocabulary.text(path[start:])
+
+
+@pytest.mark.model
+def test_interrupt_keeps_what_was_printed() -> None:
+    """Ctrl-C ends a reply at once with status 130; the text so far stays, and nothing else is printed."""
+    command = [sys.executable, "-m", "gguf_fusion", "run", "Tell a long story.", "--seed", "1", "--offline"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as run:
+        assert run.stdout is not None
+        shown = run.stdout.read(1)
+        run.send_signal(signal.SIGINT)
+        rest, errors = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert (shown + rest).decode()
+    assert errors.decode().strip() == "interrupted"

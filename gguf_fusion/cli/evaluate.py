@@ -1,0 +1,201 @@
+"""``gguf-fusion score``: bits per byte of experts, their bridges and their fusion on files."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from gguf_fusion import hub
+from gguf_fusion.cli._output import ConsoleProgress, human_size, note, print_json, print_line, print_table, warn
+from gguf_fusion.cli._registry import registry_option, weighted
+from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
+from gguf_fusion.cover.canonical import complete_length
+from gguf_fusion.cover.tree import DEFAULT_EPSILON, EXACT_EPSILON
+from gguf_fusion.errors import UsageError
+from gguf_fusion.evaluate import report, trace_cache
+from gguf_fusion.evaluate.score import Document, DocumentScore, score_trace, total
+from gguf_fusion.evaluate.scorer import Scorer, Settings
+from gguf_fusion.evaluate.windows import CONTEXT, SIZE
+from gguf_fusion.load import Member, Options, members_from, members_of
+from gguf_fusion.strategy import DEFAULT as DEFAULT_STRATEGY
+from gguf_fusion.strategy import parse
+
+
+@click.command()
+@click.argument("files", metavar="FILE...", nargs=-1, type=click.Path(path_type=Path))
+@click.option("-e", "--expert", "experts", metavar="REF[=WEIGHT]", multiple=True, help="An expert (repeatable).")
+@click.option("--ensemble", default=DEFAULT_ENSEMBLE, show_default=True, help="An ensemble of the registry.")
+@click.option("--strategy", "strategies", multiple=True, help="pool(weight rule) (repeatable).")
+@click.option("--epsilon", type=float, help="Bits per byte that unevaluated segmentations may cost.")
+@click.option("--exact", is_flag=True, help="The epsilon at which one expert alone loses nothing measurable.")
+@click.option("--per-document", is_flag=True, help="Every file's scores too.")
+@click.option("--window", type=int, default=SIZE, show_default=True, help="Bytes per window of a long document.")
+@click.option("--context", type=int, default=CONTEXT, show_default=True, help="Unscored bytes at a window's start.")
+@click.option("--max-bytes", type=int, help="Bytes read of each file.")
+@click.option("-c", "--n-ctx", type=int, help="Context of every expert in its tokens, if not that of a window.")
+@click.option("-t", "--threads", type=int, help="Threads for all experts together.")
+@click.option("-ngl", "--n-gpu-layers", type=int, help="Layers of every expert on a GPU; -1 = all.")
+@click.option("--lanes", type=click.Choice(["auto", "serial", "lanes"]), default="auto", show_default=True)
+@click.option(
+    "--traces",
+    type=click.Choice(["keep", "off", "list", "clear"]),
+    default="keep",
+    show_default=True,
+    help="What the experts expected is kept for the next strategy; list or clear what is kept.",
+)
+@click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@registry_option
+def score(
+    registry: Registry,
+    files: tuple[Path, ...],
+    experts: tuple[str, ...],
+    ensemble: str,
+    strategies: tuple[str, ...],
+    epsilon: float | None,
+    exact: bool,
+    per_document: bool,
+    window: int,
+    context: int,
+    max_bytes: int | None,
+    threads: int | None,
+    traces: str,
+    offline: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Bits per byte of each expert with its own tokens, of each through the byte bridge, and of their fusion.
+
+    All are scored on the same bytes: the first 32 of a document are context, END is not counted, long documents are cut
+    into windows. Files are read as bytes; they need not be UTF-8.
+    """
+    if traces in ("list", "clear"):
+        _show_traces(as_json=as_json) if traces == "list" else _clear_traces(as_json=as_json)
+        return
+    documents = [_read(file, max_bytes) for file in files]
+    if not documents:
+        raise UsageError("expected at least one FILE to score, got none")
+    members, spec_strategy, spec_epsilon = _members(registry, experts, ensemble)
+    wanted = {text: parse(text) for text in strategies or (spec_strategy or DEFAULT_STRATEGY,)}
+    if exact and epsilon is not None:
+        raise UsageError("--exact sets the epsilon; give one of --exact and --epsilon")
+    chosen = EXACT_EPSILON if exact else epsilon
+    chosen = (DEFAULT_EPSILON if spec_epsilon is None else spec_epsilon) if chosen is None else chosen
+    settings = Settings(epsilons=(chosen,), window=window, context=context)
+    load = Options(n_threads=threads, **options)
+    transfers = ConsoleProgress()
+    active = [member for member in members if member.weight > 0.0]
+    paths = [hub.pull(m.ref, registry, progress=transfers, offline=offline)[0] for m in active]
+    scorer = Scorer.of_members(active, paths, load, settings, keep=traces == "keep")
+    weights = np.array([member.weight for member in active])
+    scores: list[DocumentScore] = []
+    with scorer, _Clock(sum(len(d.text) for d in documents if not scorer.is_cached(d.text))) as clock:
+        for document in documents:
+            clock.label = document.name
+            with scorer.trace(document, clock.advance) as trace:
+                scores.append(score_trace(document, trace, wanted, weights))
+    for unscored in (s for s in scores if not s.n_bytes):
+        warn(f"{unscored.name}: {unscored.total_bytes} bytes, all of them context; nothing was scored")
+    if not sum(s.n_bytes for s in scores):
+        raise UsageError("nothing to score: the first 32 bytes of a document are context; give longer texts")
+    if as_json:
+        print_json({**report.as_json(scores, per_document=per_document), "epsilon": chosen})
+    else:
+        _print(scores, per_document=per_document)
+
+
+def _members(
+    registry: Registry, experts: tuple[str, ...], ensemble: str
+) -> tuple[list[Member], str | None, float | None]:
+    """(members, the ensemble's strategy, its epsilon)."""
+    if experts:
+        refs, weights = weighted(experts)
+        return members_from(refs, registry, weights), None, None
+    spec = registry.ensemble(ensemble)
+    return members_of(spec, registry), spec.strategy, spec.epsilon
+
+
+def _read(file: Path, max_bytes: int | None) -> Document:
+    if max_bytes is not None and max_bytes < 1:
+        raise UsageError(f"--max-bytes: expected at least 1, got {max_bytes}")
+    try:
+        with file.open("rb") as stream:
+            text = stream.read(-1 if max_bytes is None else max_bytes)
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}; expected a file to score") from None
+    # A character cut in two by --max-bytes would be scored as broken text.
+    return Document(str(file), text[: complete_length(text)] if len(text) == max_bytes else text)
+
+
+def _print(scores: list[DocumentScore], *, per_document: bool) -> None:
+    if per_document:
+        for one in scores:
+            if one.n_bytes:
+                print_line(f"{one.name}: {one.n_bytes} of {one.total_bytes} bytes scored")
+                _print_tables(one, {})
+                print_line()
+    overall = total(scores)
+    print_line(f"{len(scores)} document{'s' * (len(scores) > 1)}, {overall.n_bytes} bytes scored; bits per byte")
+    _print_tables(overall, report.comparison(scores))
+    if overall.floor_hits:
+        warn(f"{overall.floor_hits} probabilities of 0: the averages that hold one are void")
+
+
+def _print_tables(one: DocumentScore, compared: dict[str, Any]) -> None:
+    print_table(report.EXPERT_HEADER, report.expert_rows(one))
+    print_line()
+    print_table(report.FUSED_HEADER, report.fused_rows(one, compared))
+
+
+def _show_traces(*, as_json: bool) -> None:
+    found = trace_cache.stored()
+    if as_json:
+        print_json([{"key": t.key, "path": str(t.path), "bytes": t.size_bytes, **t.about} for t in found])
+        return
+    rows = [(t.key[:12], human_size(t.size_bytes), "+".join(t.about["names"]), t.about["document"]) for t in found]
+    print_table(("KEY", "SIZE", "EXPERTS", "DOCUMENT"), rows)
+
+
+def _clear_traces(*, as_json: bool) -> None:
+    n, size = trace_cache.clear()
+    if as_json:
+        print_json({"removed": n, "bytes": size})
+    else:
+        print_line(f"removed {n} trace{'s' * (n != 1)}, {human_size(size)} freed")
+
+
+class _Clock:
+    """Progress of reading, on stderr: a bar with the time left on a terminal, else a line every tenth."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self.label = ""
+        self._total = total_bytes
+        self._done = self._told = 0
+        self._began = time.monotonic()
+        self._bar: Any = None
+
+    def __enter__(self) -> _Clock:
+        if self._total and sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=self._total, unit="B", unit_scale=True, file=sys.stderr, dynamic_ncols=True)
+        return self
+
+    def advance(self, n_bytes: int) -> None:
+        self._done += n_bytes
+        if self._bar is not None:
+            self._bar.set_description(Path(self.label).name, refresh=False)
+            self._bar.update(n_bytes)
+        elif 10 * self._done // self._total > self._told:
+            self._told = 10 * self._done // self._total
+            left = (time.monotonic() - self._began) * (self._total / self._done - 1.0)
+            note(f"{10 * self._told} % of {human_size(self._total)} read, {left:.0f} s left")
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

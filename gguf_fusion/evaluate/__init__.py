@@ -1,0 +1,1 @@
+"""How good experts, their bridges and their fusions are: bits per byte on given text, with statistics."""

@@ -27,6 +27,7 @@ import numpy as np
 
 from gguf_fusion.arrays import I32
 from gguf_fusion.chat_template import render
+from gguf_fusion.config import nearest
 from gguf_fusion.cover.base import Prompt
 from gguf_fusion.cover.canonical import prompt_border
 from gguf_fusion.errors import UsageError
@@ -44,6 +45,39 @@ PLAIN_ROLES = {"system": "", "user": "User: ", "assistant": "Assistant:\n"}
 
 NO_TEMPLATE = "none"
 """In place of a template: this is a base model, it reads plain text."""
+
+
+def as_messages(prompt: str | bytes | Sequence[Message], system: str | None = None) -> list[Message]:
+    """Checked chat messages from a user's text or from messages, a system text first. Raises UsageError."""
+    if isinstance(prompt, bytes):
+        try:
+            prompt = prompt.decode()
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"prompt: a chat needs UTF-8, got byte 0x{prompt[error.start]:02x}; use raw text"
+            ) from error
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    for message in messages:
+        if set(message) != {"role", "content"} or not isinstance(message["content"], str):
+            raise UsageError(f"messages: expected {{'role': …, 'content': text}}, got {message!r}")
+        if message["role"] not in PLAIN_ROLES:
+            raise UsageError(f"messages: unknown role {message['role']!r}{nearest(str(message['role']), PLAIN_ROLES)}")
+    if not messages:
+        raise UsageError("messages: expected at least one, got none")
+    return list(messages)
+
+
+def utf8(text: str) -> bytes:
+    """UTF-8 bytes of what a user wrote. Raises UsageError where the text has none."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:  # an argument of a command line that was no UTF-8, or half a surrogate pair
+        raise UsageError(
+            f"prompt: expected text that has UTF-8 bytes, got {text[error.start]!r} at {error.start}; "
+            f"to continue bytes as they are, pass bytes"
+        ) from error
 
 
 def raw_prompt(expert: Expert, text: bytes) -> Prompt:

@@ -23,7 +23,7 @@ from gguf_fusion.cover.base import Predictor, Prompt
 from gguf_fusion.cover.ghosts import fill
 from gguf_fusion.errors import ContextOverflowError
 from gguf_fusion.experts.base import Expert
-from gguf_fusion.fusion import linear, normalised
+from gguf_fusion.fusion import best, divergence, linear, normalised
 from gguf_fusion.lanes import Lanes
 from gguf_fusion.records import END, N_SYMBOLS, Step, Timings
 from gguf_fusion.sampling import Sampler
@@ -52,15 +52,6 @@ class SymbolSpace:
         if symbol == self.end:
             return b""
         return _BYTES[symbol] if self.vocabulary is None else self.vocabulary.piece(symbol)
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What the fused law and every expert thought of one observed symbol, in nats."""
-
-    logprob: float
-    expert_logprobs: F64
-    ghost_share: float
 
 
 class Engine:
@@ -124,20 +115,29 @@ class Engine:
         if n:
             self._fuser.observe_prompt(np.stack([logprobs[-n:] for logprobs in observed]))
 
-    def observe(self, symbol: int) -> Observation:
+    def observe(self, symbol: int, *, n_top: int = 0) -> Step:
         """Advance by one given symbol, which counts as evidence, and return what was thought of it."""
-        fused = self._fuse()
-        seen = Observation(float(fused.log_f[symbol]), self._logprobs[:, symbol].copy(), float(self._shares.max()))
-        self._advance(symbol, generated=False)
-        return seen
+        return self._take(lambda _: symbol, given=True, n_top=n_top)
 
-    def step(self, sampler: Sampler) -> Step:
-        """Draw one symbol and advance by it. Limits, stop strings and text are the business of ``reply``."""
+    def step(self, sampler: Sampler, *, n_top: int = 0) -> Step:
+        """Draw one symbol and advance by it. Limits, stop strings and text are the business of ``reply``.
+
+        With ``n_top`` the step tells the most probable symbols and how far the experts disagreed.
+        """
+
+        def draw(log_f: F64) -> int:
+            symbol = sampler.draw(log_f)
+            sampler.observe(symbol)
+            return symbol
+
+        return self._take(draw, given=False, n_top=n_top)
+
+    def _take(self, choose: Callable[[F64], int], *, given: bool, n_top: int) -> Step:
+        """Choose a symbol by the fused law and advance by it."""
         n_before = sum(p.expert.n_decoded for p in self.predictors)
         fused = self._fuse()
         began = time.perf_counter()
-        symbol = sampler.draw(fused.log_f)
-        sampler.observe(symbol)
+        symbol = choose(fused.log_f)
         self._sampling_s += time.perf_counter() - began
         step = Step(
             symbol=symbol,
@@ -148,8 +148,11 @@ class Engine:
             responsibility=self._fuser.responsibility(symbol, self._logprobs),
             n_decodes=sum(p.expert.n_decoded for p in self.predictors) - n_before,
             ghost_share=float(self._shares.max()),
+            given=given,
+            top=best(fused.log_f, n_top),
+            divergence=divergence(self._probs, fused.weights) if n_top else None,
         )
-        self._advance(symbol, generated=True)
+        self._advance(symbol, generated=not given)
         return step
 
     @property

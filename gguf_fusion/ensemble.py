@@ -10,18 +10,33 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
+import numpy as np
+
 from gguf_fusion import hub
-from gguf_fusion.chat import PLAIN_ROLES, Message, chat_prompt, raw_prompt
-from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry, nearest
+from gguf_fusion.arrays import F64
+from gguf_fusion.chat import Message, as_messages, chat_prompt, raw_prompt, utf8
+from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
 from gguf_fusion.cover.base import Prompt
-from gguf_fusion.engine import PrefillProgress
+from gguf_fusion.engine import PrefillProgress, SymbolSpace
 from gguf_fusion.errors import ClosedError, UsageError
+from gguf_fusion.experts.base import Expert
 from gguf_fusion.lanes import ThreadedExpert
-from gguf_fusion.load import Loaded, LoadKeywords, assemble, check_known, load, load_options, members_from, members_of
+from gguf_fusion.load import (
+    Loaded,
+    LoadKeywords,
+    assemble,
+    check_known,
+    checked_weights,
+    load,
+    load_options,
+    members_from,
+    members_of,
+)
 from gguf_fusion.pieces import PieceView
 from gguf_fusion.records import Step, Timings, Usage
 from gguf_fusion.reply import Reply, ReplyState, Steps
-from gguf_fusion.sampling import SamplingParams
+from gguf_fusion.sampling import Constraint, SamplingParams
+from gguf_fusion.strategy import Strategy, parse
 from gguf_fusion.turns import Turns
 
 
@@ -50,6 +65,23 @@ class Completion:
     seed: int
 
 
+Weights = Sequence[float] | Mapping[str, float]
+"""One number per expert in the order of ``Ensemble.names``, or by name; who is left out takes no part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Text:
+    """How one text is fused and drawn."""
+
+    params: SamplingParams
+    strategy: Strategy
+    weights: F64
+    given: bytes
+    constraint: Constraint | None
+    bias: Mapping[int, float] | None
+    n_top: int
+
+
 class Ensemble:
     """Experts with positive weight, loaded and ready; use it in a ``with`` block or call ``close``.
 
@@ -68,6 +100,8 @@ class Ensemble:
         """Use ``from_registry``, ``from_files`` or ``from_experts``."""
         self.name = name
         self._loaded = loaded
+        self._strategy = loaded.engine.strategy
+        self._weights = loaded.engine.weights
         self._defaults = dict(sampling or {})
         self._plain_chat = plain_chat
         self._turns = Turns()
@@ -150,17 +184,39 @@ class Ensemble:
 
     @property
     def strategy(self) -> str:
-        """``pool(weight rule)``, as ``--strategy`` takes it."""
-        return str(self._loaded.engine.strategy)
+        """``pool(weight rule)``, as ``--strategy`` takes it; a single text may have another one."""
+        return str(self._strategy)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Weights of the experts, sum 1; a single text may have others."""
+        return tuple(self._weights.tolist())
+
+    @property
+    def experts(self) -> tuple[Expert, ...]:
+        """The experts in the order of ``names``; between texts they may tokenize, evaluating is the ensemble's part."""
+        return tuple(predictor.expert for predictor in self._loaded.engine.predictors)
+
+    @property
+    def templates(self) -> tuple[str | None, ...]:
+        """Chat templates in the order of ``names``, see ``chat.chat_prompt``."""
+        return self._loaded.templates
+
+    @property
+    def space(self) -> SymbolSpace:
+        """What a step's symbols are."""
+        return self._loaded.engine.space
 
     @property
     def piece_expert(self) -> str | None:
         """The heaviest expert, whose tokens are the pieces of a text; None where every step is a token."""
-        return self._loaded.engine.heaviest.name if self._loaded.engine.space.vocabulary is None else None
+        return self._heaviest(self._weights).name if self.space.vocabulary is None else None
 
-    def piece_view(self) -> PieceView:
-        """Groups the steps of one reply into pieces, see ``piece_expert``."""
-        return PieceView.of_steps() if self.piece_expert is None else PieceView.of_tokens(self._loaded.engine.heaviest)
+    def piece_view(self, weights: Weights | None = None) -> PieceView:
+        """Groups the steps of one reply with these weights into pieces, see ``piece_expert``."""
+        if self.space.vocabulary is not None:
+            return PieceView.of_steps()
+        return PieceView.of_tokens(self._heaviest(self._checked_weights(weights)))
 
     @property
     def load_s(self) -> float:
@@ -174,18 +230,40 @@ class Ensemble:
         system: str | None = None,
         chat: bool | None = None,
         progress: PrefillProgress | None = None,
+        weights: Weights | None = None,
+        strategy: str | None = None,
+        given: bytes = b"",
+        constraint: Constraint | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        n_top: int = 0,
         **sampling: Unpack[SamplingKeywords],
     ) -> Reply:
         """Iterate over the steps of a reply.
 
         A text is continued as it is; messages, or a text with ``chat=True`` or a ``system`` text, go through each
         expert's own template (base models get a plain format). Stop whenever you like: the ensemble stays usable.
+
+        weights, strategy : for this text only; an expert of weight 0 is read, but has no influence
+        given      : bytes that follow the prompt; they are observed one by one and come as the first steps
+        constraint : what the next symbol may be, such as ``grammar.Grammar.begin()``
+        logit_bias : added to ln f of symbols (bytes and END, or token ids: see ``space``), each in [-100, 100]
+        n_top      : how many of the most probable symbols every step tells
+
         Raises UsageError for arguments at once, ContextOverflowError when the first step is asked for.
         """
         params = sampling_params({**self._defaults, **sampling}).seeded()
+        text = _Text(
+            params=params,
+            strategy=self._strategy if strategy is None else parse(strategy),
+            weights=self._checked_weights(weights),
+            given=given,
+            constraint=constraint,
+            bias=logit_bias,
+            n_top=n_top,
+        )
         make, n_bytes = self._prompts(prompt, system, chat)
-        state = ReplyState(seed=params.seed or 0, prompt_bytes=n_bytes, load_s=self.load_s)
-        return Reply(self._steps(make, params, state, progress), state)
+        state = ReplyState(seed=params.seed or 0, prompt_bytes=n_bytes + len(given), load_s=self.load_s)
+        return Reply(self._steps(make, text, state, progress), state)
 
     def complete(
         self,
@@ -194,10 +272,24 @@ class Ensemble:
         system: str | None = None,
         chat: bool | None = None,
         progress: PrefillProgress | None = None,
+        weights: Weights | None = None,
+        strategy: str | None = None,
+        constraint: Constraint | None = None,
+        logit_bias: Mapping[int, float] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Completion:
         """The whole reply at once; arguments as for ``generate``."""
-        steps = self.generate(prompt, system=system, chat=chat, progress=progress, **sampling)
+        steps = self.generate(
+            prompt,
+            system=system,
+            chat=chat,
+            progress=progress,
+            weights=weights,
+            strategy=strategy,
+            constraint=constraint,
+            logit_bias=logit_bias,
+            **sampling,
+        )
         text = "".join(step.text for step in steps)
         return Completion(
             text=text,
@@ -227,31 +319,38 @@ class Ensemble:
         self, prompt: str | bytes | Sequence[Message], system: str | None, chat: bool | None
     ) -> tuple[Callable[[], list[Prompt]], int]:
         """(what makes every expert's prompt, bytes of the user's text)."""
-        experts = [predictor.expert for predictor in self._loaded.engine.predictors]
+        experts = self.experts
         if isinstance(prompt, (str, bytes)) and not chat and system is None:
-            text = _encoded(prompt) if isinstance(prompt, str) else prompt
+            text = utf8(prompt) if isinstance(prompt, str) else prompt
             return lambda: [raw_prompt(expert, text) for expert in experts], len(text)
         if chat is False:
             raise UsageError("chat=False: messages and a system text need a chat; pass one text instead")
         messages = as_messages(prompt, system)
         pairs = list(zip(experts, self._loaded.templates, strict=True))
-        n_bytes = sum(len(_encoded(message["content"])) for message in messages)
+        n_bytes = sum(len(utf8(message["content"])) for message in messages)
         plain = self._plain_chat
         return lambda: [chat_prompt(expert, template, messages, plain) for expert, template in pairs], n_bytes
 
     def _steps(
         self,
         make: Callable[[], list[Prompt]],
-        params: SamplingParams,
+        text: _Text,
         state: ReplyState,
         progress: PrefillProgress | None,
     ) -> Generator[Step, None, None]:
         engine = self._loaded.engine
         with self._turns.take() as still_mine:
             with self._working():
+                engine.weights, engine.strategy = text.weights, text.strategy
                 engine.start(make(), progress)
-                state.begin(engine, Steps(engine, params))
+                steps = Steps(engine, text.params, constraint=text.constraint, bias=text.bias, n_top=text.n_top)
+                state.begin(engine, steps)
             try:
+                for symbol in self._symbols(text.given):
+                    still_mine()
+                    with self._working():
+                        step = engine.observe(symbol, n_top=text.n_top)
+                    yield step
                 while state.finish_reason is None:
                     still_mine()
                     with self._working():
@@ -260,44 +359,34 @@ class Ensemble:
             finally:
                 state.end()
 
+    def _symbols(self, given: bytes) -> Sequence[int]:
+        """Given bytes in the symbols of the space."""
+        if self.space.vocabulary is None:
+            return given
+        with self._working():
+            ids: list[int] = self.experts[0].tokenize(given).tolist()
+        return ids
+
+    def _heaviest(self, weights: F64) -> Expert:
+        return self.experts[int(np.argmax(weights))]
+
+    def _checked_weights(self, weights: Weights | None) -> F64:
+        """float64[n_experts], sum 1. Raises UsageError."""
+        if weights is None:
+            return self._weights
+        if isinstance(weights, Mapping):
+            check_known("weights: expert", weights, dict.fromkeys(self.names))
+            weights = [weights.get(name, 0.0) for name in self.names]
+        chosen: F64 = np.array(checked_weights(weights, len(self.names)))
+        chosen /= chosen.sum()
+        return chosen
+
     @contextmanager
     def _working(self) -> Iterator[None]:
         with self._stepping:
             if self._closed:
                 raise ClosedError(f"ensemble {self.name!r} was closed; load it again to use it")
             yield
-
-
-def as_messages(prompt: str | bytes | Sequence[Message], system: str | None = None) -> list[Message]:
-    """Checked chat messages from a user's text or from messages, a system text first. Raises UsageError."""
-    if isinstance(prompt, bytes):
-        try:
-            prompt = prompt.decode()
-        except UnicodeDecodeError as error:
-            raise UsageError(
-                f"prompt: a chat needs UTF-8, got byte 0x{prompt[error.start]:02x}; use raw text"
-            ) from error
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    for message in messages:
-        if set(message) != {"role", "content"} or not isinstance(message["content"], str):
-            raise UsageError(f"messages: expected {{'role': …, 'content': text}}, got {message!r}")
-        if message["role"] not in PLAIN_ROLES:
-            raise UsageError(f"messages: unknown role {message['role']!r}{nearest(str(message['role']), PLAIN_ROLES)}")
-    if not messages:
-        raise UsageError("messages: expected at least one, got none")
-    return list(messages)
-
-
-def _encoded(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:  # an argument of a command line that was no UTF-8, or half a surrogate pair
-        raise UsageError(
-            f"prompt: expected text that has UTF-8 bytes, got {text[error.start]!r} at {error.start}; "
-            f"to continue bytes as they are, pass bytes"
-        ) from error
 
 
 def sampling_params(given: Mapping[str, Any]) -> SamplingParams:

@@ -39,6 +39,12 @@ class Step:
     """Text that became printable with this step (complete characters only)."""
     finish_reason: str | None = None
     """``stop`` or ``length`` on the last step, else None."""
+    given: bool = False
+    """Whether the symbol was given with the prompt and observed, not drawn."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The most probable symbols of the fused law with their ln f, best first, as many as were asked for."""
+    divergence: float | None = None
+    """Jensen-Shannon divergence of the experts' laws under ``weights``, nats; None where ``top`` is not asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from gguf_fusion.engine import Engine
 from gguf_fusion.errors import ClosedError, ContextOverflowError
 from gguf_fusion.experts.base import Expert
 from gguf_fusion.records import END, Step, Timings, Usage
-from gguf_fusion.sampling import Sampler, SamplingParams
+from gguf_fusion.sampling import Constraint, Sampler, SamplingParams
 from gguf_fusion.text import TextStream
 
 _LOOK_AHEAD = 32
@@ -31,13 +31,23 @@ class Steps(Iterator[Step]):
     before it is decided what of it fits; what does not is never handed out.
     """
 
-    def __init__(self, engine: Engine, params: SamplingParams) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        params: SamplingParams,
+        *,
+        constraint: Constraint | None = None,
+        bias: Mapping[int, float] | None = None,
+        n_top: int = 0,
+    ) -> None:
         self.finish_reason: str | None = None
         self.n_bytes = 0
         """Bytes of all steps so far, those of a stop string included."""
         self._engine = engine
         self._params = params
-        self._sampler = Sampler(params, engine.space.n_symbols, engine.space.end)
+        self._n_top = n_top
+        space = engine.space
+        self._sampler = Sampler(params, space.n_symbols, space.end, constraint=constraint, bias=bias)
         self._text = TextStream(params.stop)
         self._pieces = PieceCount(engine.heaviest) if engine.space.vocabulary is None else None
         self._n_symbols = 0
@@ -50,6 +60,11 @@ class Steps(Iterator[Step]):
     def n_tokens(self) -> int:
         """Pieces of the text so far."""
         return self._n_symbols if self._pieces is None else self._pieces.count()
+
+    @property
+    def shown_bytes(self) -> int:
+        """Bytes whose text was handed out: those of a stop string, or of what may become one, are not among them."""
+        return self._text.n_sure
 
     def freeze(self) -> None:
         """Count now what is counted on demand; an ensemble that was closed meanwhile cannot count any more."""
@@ -85,7 +100,7 @@ class Steps(Iterator[Step]):
         if not self._engine.room:
             return False
         try:
-            self._ahead.append(self._engine.step(self._sampler))
+            self._ahead.append(self._engine.step(self._sampler, n_top=self._n_top))
         except ContextOverflowError:  # a path that had to be evaluated was longer than the one that counts
             return False
         return True
@@ -177,6 +192,10 @@ class ReplyState:
         return None if self._steps is None else self._steps.finish_reason
 
     @property
+    def shown_bytes(self) -> int:
+        return 0 if self._steps is None else self._steps.shown_bytes
+
+    @property
     def usage(self) -> Usage:
         steps = self._steps
         return Usage(
@@ -218,6 +237,11 @@ class Reply(Iterator[Step]):
     def finish_reason(self) -> str | None:
         """``stop`` or ``length`` once the reply is over, else None."""
         return self._state.finish_reason
+
+    @property
+    def shown_bytes(self) -> int:
+        """Bytes, from the beginning, that belong to the text for sure; those of a stop string never do."""
+        return self._state.shown_bytes
 
     @property
     def usage(self) -> Usage:

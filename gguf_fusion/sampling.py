@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -73,26 +74,51 @@ class SamplingParams:
         return SamplingParams(**{**values, "seed": secrets.randbelow(MAX_SEED + 1)})
 
 
+class Constraint(Protocol):
+    """What the next symbol may be, such as a grammar at work on one text."""
+
+    def mask(self) -> I32:
+        """int32[ceil(n_symbols / 32)], bit set = allowed."""
+        ...
+
+    def advance(self, symbol: int) -> None:
+        """Move past a symbol that was allowed."""
+        ...
+
+
 class Sampler:
     """Draws symbols for one text; the generator belongs to it, so a seed gives one text whatever else runs."""
 
-    def __init__(self, params: SamplingParams, n_symbols: int, end_symbol: int | None) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        n_symbols: int,
+        end_symbol: int | None,
+        *,
+        constraint: Constraint | None = None,
+        bias: Mapping[int, float] | None = None,
+    ) -> None:
+        """``bias`` is added to ln f of symbols. Raises SamplingError for a symbol that does not exist."""
         self.params = params.seeded()
+        self._constraint = constraint
+        self._bias = _bias_array(bias, n_symbols) if bias else None
         self._n = n_symbols
         self._end = end_symbol
         self._rng = np.random.Generator(np.random.PCG64(self.params.seed))
         self._seen: dict[tuple[int, ...], Counter[int]] = {}
         self._recent: tuple[int, ...] = ()
 
-    def draw(self, log_f: F64, mask: I32 | None = None) -> int:
+    def draw(self, log_f: F64) -> int:
         """One symbol from float64[n_symbols] normalised log-probabilities.
 
-        ``mask``: int32[ceil(n_symbols / 32)], bit set = allowed. Raises SamplingError when nothing is allowed.
+        Raises SamplingError when nothing is allowed.
         """
         check_array("log_f", log_f, np.float64, (self._n,))
         logs = log_f
-        if mask is not None:
-            logs = np.where(allowed(mask, self._n), logs, -np.inf)
+        if self._constraint is not None:
+            logs = np.where(allowed(self._constraint.mask(), self._n), logs, -np.inf)
+        if self._bias is not None:
+            logs = logs + self._bias
         if self.params.repeat_penalty:
             logs = self._penalised(logs)
         top = float(logs.max())
@@ -116,7 +142,9 @@ class Sampler:
         return logs
 
     def observe(self, symbol: int) -> None:
-        """Remember a symbol of the text, for the repetition penalty."""
+        """Remember a symbol of the text, for the constraint and the repetition penalty."""
+        if self._constraint is not None:
+            self._constraint.advance(symbol)
         if symbol == self._end or not self.params.repeat_penalty:
             return
         if len(self._recent) == _NGRAM - 1:
@@ -137,6 +165,17 @@ def truncated(mass: F64, params: SamplingParams) -> F64:
     if params.min_p > 0.0:
         mass = np.where(mass >= params.min_p * mass.max(), mass, 0.0)
     return mass
+
+
+def _bias_array(bias: Mapping[int, float], n_symbols: int) -> F64:
+    values = np.zeros(n_symbols)
+    for symbol, value in bias.items():
+        if not 0 <= symbol < n_symbols or not -100.0 <= value <= 100.0:
+            raise SamplingError(
+                f"logit_bias: expected symbols in 0…{n_symbols - 1} with numbers in [-100, 100], got {symbol}: {value}"
+            )
+        values[symbol] = value
+    return values
 
 
 def allowed(mask: I32, n_symbols: int) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -22,6 +22,8 @@ class TextStream:
         self._stops = [_stop_bytes(stop) for stop in stops]
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = b""
+        self.n_sure = 0
+        """Bytes that belong to the text for sure, the beginning of a character among them."""
         self.stopped: str | None = None
         """The stop string that ended the text; None while it goes on."""
 
@@ -36,14 +38,17 @@ class TextStream:
             end, at = min(found)
             self.stopped = self._held[at:end].decode("utf-8", "surrogateescape")
             sure, self._held = self._held[:at], b""
+            self.n_sure += at
             return self._decoder.decode(sure, final=True)
         keep = max((self._overlap(stop) for stop in self._stops), default=0)
         sure, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        self.n_sure += len(sure)
         return self._decoder.decode(sure)
 
     def finish(self) -> str:
         """The rest at the end of the text; a character that never became complete is replaced."""
         rest, self._held = self._held, b""
+        self.n_sure += len(rest)
         return self._decoder.decode(rest, final=True)
 
     def _overlap(self, stop: bytes) -> int:

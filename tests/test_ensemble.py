@@ -425,3 +425,68 @@ def test_pocket_chats_and_refuses_what_does_not_fit(pocket: Ensemble) -> None:
     assert set(reply.usage.prompt_tokens) == set(pocket.names)
     with pytest.raises(ContextOverflowError, match="smollm2-135m-instruct"):
         pocket.complete("今天天气很好我们去公园" * 25)
+
+
+def test_weights_and_strategy_of_one_text() -> None:
+    """A text with its own weights and strategy is that of an ensemble loaded with them; the next one is as before."""
+    with singers() as ensemble, singers(weights=[3, 1], strategy="linear") as other:
+        usual = ensemble.complete("a", seed=5, max_bytes=40).text
+        assert (
+            ensemble.complete("a", seed=5, max_bytes=40, weights={"one": 3, "two": 1}, strategy="linear").text
+            == ensemble.complete("a", seed=5, max_bytes=40, weights=[0.75, 0.25], strategy="linear").text
+            == other.complete("a", seed=5, max_bytes=40).text
+        )
+        assert ensemble.complete("a", seed=5, max_bytes=40).text == usual
+        assert (ensemble.weights, ensemble.strategy) != (other.weights, other.strategy)
+
+
+@pytest.mark.parametrize("space", ["auto", "byte"])
+def test_one_of_several_by_weight_is_that_expert_alone(space: str) -> None:
+    """With weight 0 for all others, the text is the one that an expert writes alone."""
+    law = nested_vocabulary()
+    alone = TableExpert.from_byte_law(law, letters(0), name="one")
+    both = [TableExpert.from_byte_law(law, letters(i), name=name) for i, name in enumerate(("one", "two"))]
+    with Ensemble.from_experts([alone], space=space) as one, Ensemble.from_experts(both, space=space) as two:
+        wanted = one.complete("ab", seed=1, max_bytes=60)
+        assert two.complete("ab", seed=1, max_bytes=60, weights={"one": 1}).text == wanted.text
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [({"ones": 1}, "did you mean 'one'"), ([1], "expected 2"), ([0, 0], "zero"), ([1, float("nan")], "finite")],
+)
+def test_wrong_weights_of_one_text(weights: Any, message: str) -> None:
+    """Unknown experts, a wrong number of weights and weights that are none are refused at once."""
+    with singers() as ensemble, pytest.raises(UsageError, match=message):
+        ensemble.generate("a", weights=weights)
+
+
+@pytest.mark.parametrize("ensemble_of", [parrots, singers])
+def test_given_bytes_come_first_and_change_nothing(ensemble_of: Callable[[], Ensemble]) -> None:
+    """Given bytes are the first steps, with their probabilities; then the text goes on, and counts start there."""
+    with ensemble_of() as ensemble:
+        steps = list(ensemble.generate(b"a", given=b"bca", temperature=0.0, max_bytes=4, n_top=3))
+        given = [step for step in steps if step.given]
+        assert b"".join(step.data for step in given) == b"bca"
+        assert steps[: len(given)] == given and all(step.logprob < 0 for step in given)
+        assert sum(len(step.data) for step in steps[len(given) :]) <= 4
+        assert len(list(ensemble.generate(b"a", given=b"bca", max_tokens=0))) == 4
+
+
+def test_top_symbols_and_divergence() -> None:
+    """Steps tell the most probable symbols, best first, the greedy choice among them, and how far experts disagree."""
+    with singers() as ensemble:
+        for step in ensemble.generate("a", temperature=0.0, max_bytes=12, n_top=3):
+            logprobs = [logprob for _, logprob in step.top]
+            assert len(step.top) == 3 and logprobs == sorted(logprobs, reverse=True)
+            assert step.top[0] == (step.symbol, step.logprob)
+            assert step.divergence is not None and 0.0 <= step.divergence <= np.log(2)
+        assert all(step.top == () and step.divergence is None for step in ensemble.generate("a", max_bytes=3))
+
+
+def test_shown_bytes_stop_before_a_stop_string() -> None:
+    """What is sure to belong to the text ends before a stop string and before what may become one."""
+    with parrots() as ensemble:
+        reply = ensemble.generate(START, temperature=0.0, stop="own fox")
+        assert all(reply.shown_bytes <= reply.usage.generated_bytes for _ in reply)
+        assert reply.finish_reason == "stop" and reply.shown_bytes == len("The quick br")

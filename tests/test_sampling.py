@@ -51,14 +51,42 @@ def test_truncation() -> None:
     assert (truncated(mass, SamplingParams(min_p=0.2)) > 0).tolist() == [True, True, True, False]
 
 
-def test_mask() -> None:
-    """Only allowed symbols are drawn; a mask that allows nothing is an error."""
-    mask = np.array([0b1010], np.int32)
-    assert allowed(mask, 4).tolist() == [False, True, False, True]
-    sampler = Sampler(SamplingParams(temperature=1, min_p=0, seed=3), 20, None)
-    assert {sampler.draw(LAW, mask) for _ in range(200)} <= {1, 3}
+class Allow:
+    """A constraint that allows the same symbols at every step and remembers what was drawn."""
+
+    def __init__(self, *symbols: int) -> None:
+        self.bits = np.array([sum(1 << symbol for symbol in symbols)], np.int32)
+        self.seen: list[int] = []
+
+    def mask(self) -> np.ndarray:
+        return self.bits
+
+    def advance(self, symbol: int) -> None:
+        self.seen.append(symbol)
+
+
+def test_constraint() -> None:
+    """Only allowed symbols are drawn, and the constraint hears of them; one that allows nothing is an error."""
+    rule = Allow(1, 3)
+    assert allowed(rule.bits, 4).tolist() == [False, True, False, True]
+    sampler = Sampler(SamplingParams(temperature=1, min_p=0, seed=3), 20, None, constraint=rule)
+    assert {sampler.draw(LAW) for _ in range(200)} <= {1, 3}
+    sampler.observe(3)
+    assert rule.seen == [3]
     with pytest.raises(SamplingError, match="allowed symbol"):
-        sampler.draw(LAW, np.zeros(1, np.int32))
+        Sampler(SamplingParams(), 20, None, constraint=Allow()).draw(LAW)
+
+
+def test_bias() -> None:
+    """A bias of 100 makes a symbol certain and one of -100 makes it vanish; symbols and values have their limits."""
+    least, most = int(LAW.argmin()), int(LAW.argmax())
+    sampler = Sampler(SamplingParams(temperature=1, min_p=0, seed=3), 20, None, bias={least: 100.0})
+    assert {sampler.draw(LAW) for _ in range(50)} == {least}
+    sampler = Sampler(SamplingParams(temperature=1, min_p=0, seed=3), 20, None, bias={most: -100.0})
+    assert most not in {sampler.draw(LAW) for _ in range(200)}
+    for wrong in ({20: 1.0}, {-1: 1.0}, {3: 101.0}, {3: float("nan")}):
+        with pytest.raises(SamplingError, match="logit_bias"):
+            Sampler(SamplingParams(), 20, None, bias=wrong)
 
 
 def test_repeat_penalty() -> None:

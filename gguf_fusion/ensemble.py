@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
 import numpy as np
 
 from gguf_fusion import hub
 from gguf_fusion.arrays import F64
 from gguf_fusion.chat import Message, as_messages, chat_prompt, raw_prompt, utf8
-from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
+from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry, check_known
 from gguf_fusion.cover.base import Prompt
 from gguf_fusion.engine import PrefillProgress, SymbolSpace
 from gguf_fusion.errors import ClosedError, UsageError
@@ -25,7 +25,6 @@ from gguf_fusion.load import (
     Loaded,
     LoadKeywords,
     assemble,
-    check_known,
     checked_weights,
     load,
     load_options,
@@ -35,23 +34,12 @@ from gguf_fusion.load import (
 from gguf_fusion.pieces import PieceView
 from gguf_fusion.records import Step, Timings, Usage
 from gguf_fusion.reply import Reply, ReplyState, Steps
-from gguf_fusion.sampling import Constraint, SamplingParams
+from gguf_fusion.sampling import Constraint, SamplingKeywords, SamplingParams, sampling_params
 from gguf_fusion.strategy import Strategy, parse
 from gguf_fusion.turns import Turns
 
-
-class SamplingKeywords(TypedDict, total=False):
-    """The fields of ``SamplingParams``."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    seed: int | None
-    max_bytes: int | None
-    max_tokens: int | None
-    stop: Sequence[str] | str
+Weights = Sequence[float] | Mapping[str, float]
+"""One number per expert in the order of ``Ensemble.names``, or by name; who is left out takes no part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +51,6 @@ class Completion:
     usage: Usage
     timings: Timings
     seed: int
-
-
-Weights = Sequence[float] | Mapping[str, float]
-"""One number per expert in the order of ``Ensemble.names``, or by name; who is left out takes no part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,13 +194,28 @@ class Ensemble:
     @property
     def piece_expert(self) -> str | None:
         """The heaviest expert, whose tokens are the pieces of a text; None where every step is a token."""
-        return self._heaviest(self._weights).name if self.space.vocabulary is None else None
+        return self.heaviest().name if self.space.vocabulary is None else None
 
     def piece_view(self, weights: Weights | None = None) -> PieceView:
         """Groups the steps of one reply with these weights into pieces, see ``piece_expert``."""
         if self.space.vocabulary is not None:
             return PieceView.of_steps()
-        return PieceView.of_tokens(self._heaviest(self._checked_weights(weights)))
+        return PieceView.of_tokens(self.heaviest(weights))
+
+    def heaviest(self, weights: Weights | None = None) -> Expert:
+        """The expert with the largest weight; its tokens are the pieces of a text."""
+        return self.experts[int(np.argmax(self.shares(weights)))]
+
+    def shares(self, weights: Weights | None = None) -> F64:
+        """float64[n_experts], sum 1: the weights that a text with these ones has. Raises UsageError."""
+        if weights is None:
+            return self._weights
+        if isinstance(weights, Mapping):
+            check_known("weights: expert", weights, dict.fromkeys(self.names))
+            weights = [weights.get(name, 0.0) for name in self.names]
+        chosen: F64 = np.array(checked_weights(weights, len(self.names)))
+        chosen /= chosen.sum()
+        return chosen
 
     @property
     def load_s(self) -> float:
@@ -255,7 +254,7 @@ class Ensemble:
         text = _Text(
             params=params,
             strategy=self._strategy if strategy is None else parse(strategy),
-            weights=self._checked_weights(weights),
+            weights=self.shares(weights),
             given=given,
             constraint=constraint,
             bias=logit_bias,
@@ -367,34 +366,9 @@ class Ensemble:
             ids: list[int] = self.experts[0].tokenize(given).tolist()
         return ids
 
-    def _heaviest(self, weights: F64) -> Expert:
-        return self.experts[int(np.argmax(weights))]
-
-    def _checked_weights(self, weights: Weights | None) -> F64:
-        """float64[n_experts], sum 1. Raises UsageError."""
-        if weights is None:
-            return self._weights
-        if isinstance(weights, Mapping):
-            check_known("weights: expert", weights, dict.fromkeys(self.names))
-            weights = [weights.get(name, 0.0) for name in self.names]
-        chosen: F64 = np.array(checked_weights(weights, len(self.names)))
-        chosen /= chosen.sum()
-        return chosen
-
     @contextmanager
     def _working(self) -> Iterator[None]:
         with self._stepping:
             if self._closed:
                 raise ClosedError(f"ensemble {self.name!r} was closed; load it again to use it")
             yield
-
-
-def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
-    """Sampling parameters from keywords. Raises UsageError for an unknown one, with the nearest."""
-    check_known("sampling parameter", given, SamplingKeywords.__annotations__)
-    values = dict(given)
-    if isinstance(values.get("stop"), str):
-        values["stop"] = (values["stop"],)
-    elif "stop" in values:
-        values["stop"] = tuple(values["stop"] or ())
-    return SamplingParams(**values)

@@ -16,7 +16,7 @@ from gguf_fusion import hub
 from gguf_fusion.bridge.store import cached_byte_tables
 from gguf_fusion.bridge.tables import ByteTables, byte_tables
 from gguf_fusion.chat import NO_TEMPLATE
-from gguf_fusion.config import EnsembleSpec, ExpertSpec, Registry, nearest
+from gguf_fusion.config import EnsembleSpec, ExpertSpec, Registry, check_known, nearest
 from gguf_fusion.cover.base import Predictor, Prompt
 from gguf_fusion.cover.direct import TokenCursor
 from gguf_fusion.cover.tree import DEFAULT_EPSILON, EXACT_EPSILON, CoverTree
@@ -91,13 +91,6 @@ def load_options(given: Mapping[str, Any]) -> Options:
             raise UsageError("exact=True sets epsilon; give one of the two")
         values["epsilon"] = EXACT_EPSILON
     return Options(**values)
-
-
-def check_known(what: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Raise UsageError for a key of ``given`` that is not ``known``, naming the nearest."""
-    for key in given:
-        if key not in known:
-            raise UsageError(f"{what} {key!r} is unknown{nearest(key, known)}")
 
 
 def members_of(spec: EnsembleSpec, registry: Registry, weights: Sequence[float] | None = None) -> list[Member]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 
 from gguf_fusion.arrays import F64, I32, check_array
+from gguf_fusion.config import check_known
 from gguf_fusion.errors import SamplingError
 
 MAX_SEED = 2**32 - 1
@@ -72,6 +73,31 @@ class SamplingParams:
             return self
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         return SamplingParams(**{**values, "seed": secrets.randbelow(MAX_SEED + 1)})
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """The fields of ``SamplingParams``."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    seed: int | None
+    max_bytes: int | None
+    max_tokens: int | None
+    stop: Sequence[str] | str
+
+
+def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
+    """Sampling parameters from keywords. Raises UsageError for an unknown one, with the nearest."""
+    check_known("sampling parameter", given, SamplingKeywords.__annotations__)
+    values = dict(given)
+    if isinstance(values.get("stop"), str):
+        values["stop"] = (values["stop"],)
+    elif "stop" in values:
+        values["stop"] = tuple(values["stop"] or ())
+    return SamplingParams(**values)
 
 
 class Constraint(Protocol):

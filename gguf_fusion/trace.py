@@ -88,27 +88,7 @@ class TraceWriter:
     def write(self, pieces: Iterable[Piece]) -> None:
         """Add pieces, each a line of its own."""
         for piece in pieces:
-            self._line(
-                {
-                    "type": "piece",
-                    "text": piece.text,
-                    "bytes": piece.data.hex(),
-                    "logprob": _finite(piece.logprob),
-                    "decodes": piece.n_decodes,
-                    "ghost_share": piece.ghost_share,
-                    "finish_reason": piece.finish_reason,
-                    "experts": {
-                        name: {"logprob": _finite(logprob), "weight": weight, "responsibility": responsibility}
-                        for name, logprob, weight, responsibility in zip(
-                            self._experts,
-                            piece.expert_logprobs.tolist(),
-                            piece.weights.tolist(),
-                            piece.responsibility.tolist(),
-                            strict=True,
-                        )
-                    },
-                }
-            )
+            self._line({"type": "piece", **piece_record(piece, self._experts)})
 
     def close(self) -> None:
         """Close the stream; closing twice is harmless."""
@@ -125,6 +105,25 @@ class TraceWriter:
     def _line(self, record: dict[str, Any]) -> None:
         self._stream.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
         self._stream.flush()
+
+
+def piece_record(piece: Piece, experts: Sequence[str]) -> dict[str, Any]:
+    """A piece as JSON; ``experts`` in the order of its arrays."""
+    votes = zip(
+        experts, piece.expert_logprobs.tolist(), piece.weights.tolist(), piece.responsibility.tolist(), strict=True
+    )
+    return {
+        "text": piece.text,
+        "bytes": piece.data.hex(),
+        "logprob": _finite(piece.logprob),
+        "decodes": piece.n_decodes,
+        "ghost_share": piece.ghost_share,
+        "finish_reason": piece.finish_reason,
+        "experts": {
+            name: {"logprob": _finite(logprob), "weight": weight, "responsibility": responsibility}
+            for name, logprob, weight, responsibility in votes
+        },
+    }
 
 
 def read_trace(path: Path) -> tuple[TraceHeader, list[Piece]]:

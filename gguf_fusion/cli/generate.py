@@ -16,10 +16,11 @@ from gguf_fusion.cli._output import ConsoleProgress, note, print_json
 from gguf_fusion.cli._registry import registry_option, weighted
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
 from gguf_fusion.cover.tree import EXACT_EPSILON
-from gguf_fusion.ensemble import Ensemble, sampling_params
+from gguf_fusion.ensemble import Ensemble
 from gguf_fusion.errors import UsageError
 from gguf_fusion.records import Step
 from gguf_fusion.reply import Reply
+from gguf_fusion.sampling import sampling_params
 from gguf_fusion.trace import TraceHeader, TraceWriter
 
 _LONG_PROMPT = 1000

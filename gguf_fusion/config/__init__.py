@@ -1,6 +1,6 @@
 """The registry of experts and ensembles (``models.toml``)."""
 
-from gguf_fusion.config.entries import nearest
+from gguf_fusion.config.entries import check_known, nearest
 from gguf_fusion.config.references import parse_source
 from gguf_fusion.config.registry import DEFAULT_ENSEMBLE, Registry, packaged_file, user_file
 from gguf_fusion.config.specs import (
@@ -27,6 +27,7 @@ __all__ = [
     "UrlSource",
     "WheelPart",
     "WheelSource",
+    "check_known",
     "nearest",
     "packaged_file",
     "parse_source",

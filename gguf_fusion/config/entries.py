@@ -23,7 +23,7 @@ from gguf_fusion.config.specs import (
     WheelPart,
     WheelSource,
 )
-from gguf_fusion.errors import ConfigError
+from gguf_fusion.errors import ConfigError, UsageError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
@@ -52,6 +52,13 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; valid here: {', '.join(known)}" if known else ""
+
+
+def check_known(what: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise UsageError for a key of ``given`` that is not ``known``, naming the nearest."""
+    for key in given:
+        if key not in known:
+            raise UsageError(f"{what} {key!r} is unknown{nearest(key, known)}")
 
 
 EXPERT_KEYS = [

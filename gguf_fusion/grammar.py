@@ -1,0 +1,165 @@
+"""Grammars: JSON schemas, regular expressions, choices, Lark and GBNF, turned into what the next symbol may be.
+
+llguidance does the parsing; it sees the symbols of the shared text (bytes, or the tokens of the one vocabulary) as its
+tokens, so one mask holds for the fused law, whatever vocabularies the experts have. END is allowed exactly where the
+text is complete. It comes with the extra ``server``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gguf_fusion.arrays import I32
+from gguf_fusion.engine import SymbolSpace
+from gguf_fusion.errors import MissingExtraError, UsageError
+from gguf_fusion.vocabulary import Kind
+
+KINDS = ("json_schema", "regex", "choice", "lark", "gbnf")
+
+_JSON_BLANKS = r" |\n {0,16}"
+"""Blanks between the parts of a JSON text: with any number of them, small models write nothing else."""
+
+_LIMIT = 100_000
+"""Most characters of a grammar."""
+
+
+class Grammars:
+    """Compiles grammars for one symbol space. Raises MissingExtraError where llguidance is not installed."""
+
+    def __init__(self, space: SymbolSpace) -> None:
+        try:
+            import llguidance
+        except ModuleNotFoundError as error:
+            raise MissingExtraError("llguidance", "server") from error
+        self._library: Any = llguidance
+        self._width = -(-space.n_symbols // 32)
+        symbols = _Symbols(space)
+        self._tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(symbols), n_vocab=len(symbols.tokens), eos_token=symbols.eos_token_id, slices=[]
+        )
+
+    def compile(self, kind: str, source: Any) -> Grammar:
+        """A grammar from its source: a schema (object, or JSON text), a pattern, a list of texts, or grammar text.
+
+        Raises UsageError with the library's explanation for anything that is no grammar of this kind.
+        """
+        try:
+            text = self._text(kind, source)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise UsageError(f"{kind}: expected {_WANTED[kind]}, got: {_first_lines(str(error))}") from error
+        matcher = self._library.LLMatcher(self._tokenizer, text, log_level=0)
+        if matcher.is_error():
+            raise UsageError(f"{kind}: {_first_lines(matcher.get_error())}")
+        return Grammar(matcher, self._width)
+
+    def _text(self, kind: str, source: Any) -> str:
+        library = self._library
+        if kind not in KINDS:
+            raise UsageError(f"grammar: expected one of {', '.join(KINDS)}, got {kind!r}")
+        if len(source if isinstance(source, str) else json.dumps(source)) > _LIMIT:
+            raise ValueError(f"more than {_LIMIT} characters")
+        if kind == "json_schema":
+            schema = json.loads(source) if isinstance(source, str) else source
+            if not isinstance(schema, (dict, bool)):
+                raise TypeError(type(schema).__name__)
+            return str(library.LLMatcher.grammar_from_json_schema(schema, {"whitespace_pattern": _JSON_BLANKS}))
+        if kind == "choice":
+            if not isinstance(source, Sequence) or not source or not all(isinstance(text, str) for text in source):
+                raise TypeError(json.dumps(source))
+            return str(library.grammar_from(kind, json.dumps(list(source))))
+        if not isinstance(source, str) or not source.strip():
+            raise TypeError(json.dumps(source))
+        return str(library.grammar_from(kind, source))
+
+
+_WANTED = {
+    "json_schema": "a JSON schema (an object)",
+    "regex": "a regular expression",
+    "choice": "a list of at least one text",
+    "lark": "a Lark grammar",
+    "gbnf": "a GBNF grammar",
+}
+
+
+class Grammar:
+    """A compiled grammar; every text begins its own walk through it."""
+
+    def __init__(self, matcher: Any, width: int) -> None:
+        """Use ``Grammars.compile``."""
+        self._matcher = matcher
+        self._width = width
+
+    def begin(self) -> GrammarWalk:
+        """The state before the first symbol, a ``sampling.Constraint``."""
+        return GrammarWalk(self._matcher.deep_copy(), self._width)
+
+
+class GrammarWalk:
+    """Where one text is in a grammar. See ``sampling.Constraint``."""
+
+    def __init__(self, matcher: Any, width: int) -> None:
+        self._matcher = matcher
+        self._width = width
+
+    @property
+    def complete(self) -> bool:
+        """Whether the text so far is a whole one."""
+        return bool(self._matcher.is_accepting())
+
+    def mask(self) -> I32:
+        """int32[ceil(n_symbols / 32)], bit set = allowed. Raises UsageError where the grammar is too much work."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
+        self._check()
+        return bits[: self._width]
+
+    def advance(self, symbol: int) -> None:
+        """Move past one symbol."""
+        self._matcher.consume_token(symbol)
+        self._check()
+
+    def _check(self) -> None:
+        """A matcher in error allows END only, which would look like a finished text."""
+        if self._matcher.is_error():
+            raise UsageError(f"grammar: {_first_lines(self._matcher.get_error())}; a simpler one, or one regex, may do")
+
+
+class _Symbols:
+    """The symbols of a space as llguidance wants to see a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, space: SymbolSpace) -> None:
+        vocabulary = space.vocabulary
+        if vocabulary is None:
+            self.tokens = [bytes([byte]) for byte in range(256)]
+        else:
+            kinds = vocabulary.kinds[: space.n_symbols]
+            self.tokens = [vocabulary.piece(i) if kind == Kind.TEXT else b"" for i, kind in enumerate(kinds.tolist())]
+        if space.end is None or space.end == len(self.tokens):
+            self.tokens.append(b"")  # without END there is still an id for it, which cannot be drawn
+        self.eos_token_id = len(self.tokens) - 1 if space.end is None else space.end
+        self.special_token_ids = [self.eos_token_id]
+        self._ids = {piece: i for i, piece in reversed(list(enumerate(self.tokens))) if piece}
+        self._longest = max(map(len, self._ids))
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """The longest piece at each place."""
+        data = text.encode() if isinstance(text, str) else text
+        ids, at = [], 0
+        while at < len(data):
+            lengths = range(min(self._longest, len(data) - at), 0, -1)
+            length = next((n for n in lengths if data[at : at + n] in self._ids), 0)
+            if not length:
+                raise ValueError(f"the vocabulary has no token for the byte 0x{data[at]:02X}")
+            ids.append(self._ids[data[at : at + length]])
+            at += length
+        return ids
+
+
+def _first_lines(message: str) -> str:
+    """The part of an explanation that fits one line."""
+    return " ".join(message.split())[:300]

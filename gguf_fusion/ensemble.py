@@ -218,6 +218,11 @@ class Ensemble:
         return chosen
 
     @property
+    def sampling(self) -> Mapping[str, Any]:
+        """What a text is drawn with unless its call says otherwise, see ``sampling.SamplingParams``."""
+        return self._defaults
+
+    @property
     def load_s(self) -> float:
         """Seconds that loading took, downloads excluded."""
         return self._loaded.load_s

@@ -12,10 +12,8 @@ from typing import Any
 
 import click
 
-from gguf_fusion.cli._output import ConsoleProgress, note, print_json
-from gguf_fusion.cli._registry import registry_option, weighted
-from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
-from gguf_fusion.cover.tree import EXACT_EPSILON
+from gguf_fusion.cli._ensemble import fusion_options, load_ensemble, machine_options
+from gguf_fusion.cli._output import note, print_json
 from gguf_fusion.ensemble import Ensemble
 from gguf_fusion.errors import UsageError
 from gguf_fusion.records import Step
@@ -31,19 +29,11 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed",
 
 @click.command()
 @click.argument("prompt", required=False)
-@click.option("-e", "--expert", "experts", metavar="REF[=WEIGHT]", multiple=True, help="An expert (repeatable).")
-@click.option("--ensemble", default=DEFAULT_ENSEMBLE, show_default=True, help="An ensemble of the registry.")
-@click.option("--strategy", help="pool(weight rule); see: gguf-fusion strategies.")
-@click.option("--epsilon", type=float, help="Bits per byte that unevaluated segmentations may cost.")
-@click.option("--exact", is_flag=True, help="The epsilon at which one expert alone loses nothing measurable.")
+@fusion_options
 @click.option("-s", "--system", help="A system text for the experts' templates.")
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without chat templates.")
 @click.option("-n", "--max-tokens", type=int, help="Most pieces to generate.")
 @click.option("--max-bytes", type=int, default=1024, show_default=True, help="Most bytes to generate.")
-@click.option("-c", "--n-ctx", type=int, help="Context of every expert, in its tokens.")
-@click.option("-t", "--threads", type=int, help="Threads for all experts together.")
-@click.option("-ngl", "--n-gpu-layers", type=int, help="Layers of every expert on a GPU; -1 = all.")
-@click.option("--lanes", type=click.Choice(["auto", "serial", "lanes"]), default="auto", show_default=True)
 @click.option("--temp", "temperature", type=float, help="0 = always the most probable.")
 @click.option("--top-k", type=int)
 @click.option("--top-p", type=float)
@@ -51,7 +41,6 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed",
 @click.option("--repeat-penalty", type=float, help="Subtracted from ln f for repeated text; 0 = off.")
 @click.option("--seed", type=int, help="Same seed, settings and machine: same text.")
 @click.option("--stop", multiple=True, help="A text that ends the reply (repeatable).")
-@click.option("--offline", is_flag=True, help="Use only what is on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of the text.")
 @click.option(
     "--trace",
@@ -60,22 +49,15 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed",
     help="Write every expert's vote on every piece as JSON lines.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Timings on stderr at the end.")
-@registry_option
+@machine_options
 def run(
-    registry: Registry,
     prompt: str | None,
-    experts: tuple[str, ...],
-    ensemble: str,
     raw: bool,
-    exact: bool,
-    epsilon: float | None,
-    offline: bool,
     as_json: bool,
     verbose: bool,
     trace: Path | None,
     system: str | None,
     stop: tuple[str, ...],
-    threads: int | None,
     **options: Any,
 ) -> None:
     """Stream text from an ensemble; missing models are fetched first. Text on stdin is appended to PROMPT."""
@@ -85,19 +67,7 @@ def run(
     if stop:
         sampling["stop"] = stop
     sampling_params(sampling)  # a mistake is told before anything is fetched or loaded
-    load = {name: value for name, value in options.items() if value is not None}
-    if threads is not None:
-        load["n_threads"] = threads
-    if exact or epsilon is not None:
-        load["epsilon"] = EXACT_EPSILON if exact else epsilon
-    progress = ConsoleProgress()
-    common: dict[str, Any] = {"registry": registry, "progress": progress, "offline": offline, **load}
-    if experts:
-        refs, weights = weighted(experts)
-        loaded = Ensemble.from_files(refs, weights=weights, **common)
-    else:
-        loaded = Ensemble.from_registry(ensemble, **common)
-    with loaded:
+    with load_ensemble(options) as loaded:
         reading = _Reading() if sys.stderr.isatty() else None
         reply = loaded.generate(text, system=system, chat=None if raw else True, progress=reading, **sampling)
         pieces = []

@@ -1,0 +1,66 @@
+"""Options of every command that loads an ensemble, and the loading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from gguf_fusion.cli._output import ConsoleProgress
+from gguf_fusion.cli._registry import registry_option, weighted
+from gguf_fusion.config import DEFAULT_ENSEMBLE
+from gguf_fusion.cover.tree import EXACT_EPSILON
+from gguf_fusion.ensemble import Ensemble
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option("-e", "--expert", "experts", metavar="REF[=WEIGHT]", multiple=True, help="An expert (repeatable)."),
+    click.option("--ensemble", default=DEFAULT_ENSEMBLE, show_default=True, help="An ensemble of the registry."),
+    click.option("--strategy", help="pool(weight rule); see: gguf-fusion strategies."),
+    click.option("--epsilon", type=float, help="Bits per byte that unevaluated segmentations may cost."),
+    click.option("--exact", is_flag=True, help="The epsilon at which one expert alone loses nothing measurable."),
+)
+
+_MACHINE_OPTIONS = (
+    click.option("-c", "--n-ctx", type=int, help="Context of every expert, in its tokens."),
+    click.option("-t", "--threads", type=int, help="Threads for all experts together."),
+    click.option("-ngl", "--n-gpu-layers", type=int, help="Layers of every expert on a GPU; -1 = all."),
+    click.option("--lanes", type=click.Choice(["auto", "serial", "lanes"]), default="auto", show_default=True),
+    click.option("--offline", is_flag=True, help="Use only what is on this machine."),
+)
+
+
+def fusion_options(function: _Function) -> _Function:
+    """``-e``, ``--ensemble``, ``--strategy``, ``--epsilon`` and ``--exact``."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def machine_options(function: _Function) -> _Function:
+    """Context, threads, GPU, lanes, ``--offline`` and ``--config``."""
+    function = registry_option(function)
+    for option in reversed(_MACHINE_OPTIONS):
+        function = option(function)
+    return function
+
+
+def load_ensemble(given: Mapping[str, Any]) -> Ensemble:
+    """The ensemble that the values of both groups of options describe; missing models are fetched first."""
+    keywords = {
+        "registry": given["registry"],
+        "offline": given["offline"],
+        "strategy": given["strategy"],
+        "epsilon": EXACT_EPSILON if given["exact"] else given["epsilon"],
+        "n_ctx": given["n_ctx"],
+        "n_threads": given["threads"],
+        "n_gpu_layers": given["n_gpu_layers"],
+        "lanes": given["lanes"],
+        "progress": ConsoleProgress(),
+    }
+    if given["experts"]:
+        refs, weights = weighted(given["experts"])
+        return Ensemble.from_files(refs, weights=weights, **keywords)
+    return Ensemble.from_registry(given["ensemble"], **keywords)

@@ -17,7 +17,9 @@ from gguf_fusion.errors import GgufFusionError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("gguf_fusion.cli.generate:run", "Stream text from an ensemble."),
+    "serve": ("gguf_fusion.cli.serve:serve", "Serve the OpenAI interface and a page for the browser."),
     "score": ("gguf_fusion.cli.evaluate:score", "Bits per byte of experts and strategies on files."),
+    "discover": ("gguf_fusion.cli.discover:discover", "Search for the strategy that fits your texts."),
     "strategies": ("gguf_fusion.cli.strategies:strategies", "List the ways to combine experts."),
     "pull": ("gguf_fusion.cli.models:pull", "Fetch models: an ensemble, an expert, user/repo:QUANT, a URL."),
     "list": ("gguf_fusion.cli.models:list_models", "List known models and what is on this machine."),

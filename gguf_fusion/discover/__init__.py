@@ -1,0 +1,1 @@
+"""Search for strategies on traces: parameters, stacks and formulae."""

@@ -1,0 +1,1 @@
+"""Strategies written as trees of laws."""

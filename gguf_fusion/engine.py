@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from gguf_fusion.arrays import F64
 from gguf_fusion.cover.base import Predictor, Prompt
+from gguf_fusion.cover.direct import closed
 from gguf_fusion.cover.ghosts import fill
 from gguf_fusion.errors import ContextOverflowError
 from gguf_fusion.experts.base import Expert
 from gguf_fusion.fusion import best, divergence, linear, normalised
 from gguf_fusion.lanes import Lanes
+from gguf_fusion.recall import Recall
 from gguf_fusion.records import END, N_SYMBOLS, Step, Timings
 from gguf_fusion.sampling import Sampler
 from gguf_fusion.strategy import Fused, Strategy
@@ -35,6 +37,9 @@ PrefillProgress = Callable[[str, int, int], None]
 
 _SPARE_TOKENS = 8
 """Byte space: context left free, because the path that is evaluated next may be longer than the one that counts."""
+
+_OBSERVED_BYTES = 256
+"""Prompt bytes that count as evidence, as the predictors have it."""
 
 _BYTES = tuple(bytes((b,)) for b in range(256))
 
@@ -80,6 +85,7 @@ class Engine:
         """Steps at which the pool left no mass anywhere and the linear pool stepped in."""
         self._lanes = lanes
         self._untouched = [p.snapshot() for p in self.predictors]
+        self._recalls = [Recall(p.expert) for p in self.predictors]
         n, n_symbols = len(self.predictors), self.space.n_symbols
         self._probs = np.zeros((n, n_symbols))
         self._logprobs = np.zeros((n, n_symbols))
@@ -93,7 +99,8 @@ class Engine:
         """Begin a new text: evaluate every expert's prompt, and tell the weights how well each foresaw it.
 
         ``fresh`` reuses nothing of earlier texts, so that the same prompt and seed give the same text every time;
-        without it a prompt that begins like the last text starts sooner, and the text is equal within rounding only.
+        without it a prompt that begins like the last text decodes only what is new, and the text is equal within
+        rounding only.
 
         Raises ContextOverflowError, naming the tightest expert, if a prompt leaves no room for a reply.
         """
@@ -103,12 +110,23 @@ class Engine:
 
         def work(i: int) -> None:
             report = None if progress is None else partial(progress, self.names[i])
-            observed[i] = self.predictors[i].start(prompts[i], report)
+            predictor, prompt, recall = self.predictors[i], prompts[i], self._recalls[i]
+            if fresh:
+                observed[i] = predictor.start(prompt, report)
+                return
+            if self.space.vocabulary is not None:
+                prompt = closed(predictor.expert, prompt)
+            read = recall.read(prompt, _OBSERVED_BYTES, report)
+            tail = predictor.start(replace(prompt, observed=np.zeros(len(prompt.ids), np.bool_)), report)
+            observed[i] = np.concatenate([read, tail])[-_OBSERVED_BYTES:]
+            for byte, logprob in zip(prompt.tail, tail.tolist(), strict=False):
+                recall.add(bytes((byte,)), logprob)
 
-        if fresh:
-            for predictor, state in zip(self.predictors, self._untouched, strict=True):
+        for predictor, state, recall in zip(self.predictors, self._untouched, self._recalls, strict=True):
+            predictor.restore(state)
+            if fresh:
                 predictor.expert.forget()
-                predictor.restore(state)
+                recall.forget()
         self._lanes.run({name: partial(work, i) for i, name in enumerate(self.names)})
         self._begin(time.perf_counter() - began)
         n = min(map(len, observed))
@@ -220,6 +238,7 @@ class Engine:
     def _advance(self, symbol: int, *, generated: bool) -> None:
         for i, predictor in enumerate(self.predictors):
             predictor.push(symbol, 1.0 if self._stand_ins is None else float(self._stand_ins[i, symbol]))
+            self._recalls[i].add(self.space.data(symbol), float(self._logprobs[i, symbol]))
         self._fuser.advance(symbol, self._logprobs, generated=generated)
 
     # ---- counting ---------------------------------------------------------------------------------------------

@@ -64,6 +64,7 @@ class _Text:
     constraint: Constraint | None
     bias: Mapping[int, float] | None
     n_top: int
+    reuse: bool
 
 
 class Ensemble:
@@ -240,6 +241,7 @@ class Ensemble:
         constraint: Constraint | None = None,
         logit_bias: Mapping[int, float] | None = None,
         n_top: int = 0,
+        reuse: bool = False,
         **sampling: Unpack[SamplingKeywords],
     ) -> Reply:
         """Iterate over the steps of a reply.
@@ -252,6 +254,8 @@ class Ensemble:
         constraint : what the next symbol may be, such as ``grammar.Grammar.begin()``
         logit_bias : added to ln f of symbols (bytes and END, or token ids: see ``space``), each in [-100, 100]
         n_top      : how many of the most probable symbols every step tells
+        reuse      : read only what is new since the last text, as the next turn of a conversation should; the text then
+                     depends, within rounding, on what was written before
 
         Raises UsageError for arguments at once, ContextOverflowError when the first step is asked for.
         """
@@ -264,6 +268,7 @@ class Ensemble:
             constraint=constraint,
             bias=logit_bias,
             n_top=n_top,
+            reuse=reuse,
         )
         make, n_bytes = self._prompts(prompt, system, chat)
         state = ReplyState(seed=params.seed or 0, prompt_bytes=n_bytes + len(given), load_s=self.load_s)
@@ -346,7 +351,7 @@ class Ensemble:
         with self._turns.take() as still_mine:
             with self._working():
                 engine.weights, engine.strategy = text.weights, text.strategy
-                engine.start(make(), progress)
+                engine.start(make(), progress, fresh=not text.reuse)
                 steps = Steps(engine, text.params, constraint=text.constraint, bias=text.bias, n_top=text.n_top)
                 state.begin(engine, steps)
             try:

@@ -1,0 +1,1 @@
+"""``gguf-fusion serve``: the OpenAI interface and a page, over HTTP. Needs the extra ``server``."""

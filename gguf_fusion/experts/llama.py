@@ -51,6 +51,10 @@ class LlamaExpert:
         self.max_rows = settings.max_rows
         self.n_decoded = 0
         self.decode_s = 0.0
+        self.hidden: F32 | None = None
+        """float32[n_rows, n_embd], hidden states of the rows last computed along a text (setting ``hidden``)."""
+        self.n_hidden = 0
+        """How often ``hidden`` was set: tells whether it is news."""
         self.vocabulary = vocabulary
         self.thread_sensitive = thread_sensitive
         """Whether rows change, within rounding, with the number of threads: then keep it the same for a text."""
@@ -106,9 +110,9 @@ class LlamaExpert:
                         f"choose a text-generation GGUF"
                     )
                 context = native.Context(
-                    model, n_ctx=chosen.n_ctx, n_batch=chosen.n_batch, n_ubatch=chosen.n_ubatch,
+                    model, n_ctx=chosen.n_ctx, n_batch=chosen.batch, n_ubatch=chosen.n_ubatch,
                     n_rows=chosen.max_rows, n_threads=chosen.threads, type_k=chosen.type_k, type_v=chosen.type_v,
-                    flash_attn=flash(info, chosen), swa_full=chosen.swa_full, n_seq=n_seq,
+                    flash_attn=flash(info, chosen), swa_full=chosen.swa_full, n_seq=n_seq, hidden=chosen.hidden,
                 )  # fmt: skip
             except LoadError as error:
                 raise LoadError(load_message(name, info, chosen, str(error))) from None
@@ -205,6 +209,9 @@ class LlamaExpert:
             if progress is not None:
                 progress(at - start, total)
             if n == rest:
+                if self.settings.hidden:
+                    self.hidden = self._context.states(n, n_rows)
+                    self.n_hidden += 1
                 return self._context.rows(n, n_rows)
 
     def _cut(self, start: int) -> int:

@@ -269,17 +269,18 @@ class Context:
         flash_attn: bool | None,
         swa_full: bool,
         n_seq: int,
+        hidden: bool = False,
     ) -> None:
-        """Raises LoadError with the native reason. Ranges are the caller's duty (see ``settings``)."""
+        """Raises LoadError with the native reason. Ranges are the caller's duty; ``hidden``: see ``settings``."""
         params = lib.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, n_batch, n_ubatch
-        params.n_outputs_max = max(n_rows, n_seq)
+        params.n_outputs_max = max(n_batch if hidden else n_rows, n_seq)
         params.n_seq_max, params.kv_unified = n_seq, True
         params.n_threads = params.n_threads_batch = n_threads
         params.type_k, params.type_v = CACHE_TYPES[type_k], CACHE_TYPES[type_v]
         params.flash_attn_type = -1 if flash_attn is None else int(flash_attn)
         params.pooling_type = lib.LLAMA_POOLING_TYPE_NONE
-        params.embeddings, params.swa_full, params.no_perf = False, swa_full, True
+        params.embeddings, params.swa_full, params.no_perf = hidden, swa_full, True
         self._handle: Any = None
         self._model = model
         with native_log.collected() as lines:
@@ -359,6 +360,12 @@ class Context:
         if apart != 4 * width * (n_rows - 1):
             raise ValueError(f"rows: expected {n_rows} contiguous rows, but the last lies {apart} bytes from the first")
         return np.ctypeslib.as_array(first, (n_rows, width))
+
+    def states(self, n_tokens: int, n_rows: int) -> F32:
+        """float32[n_rows, n_embd]: the hidden states of the last ``n_rows`` of ``n_tokens`` just decoded, copied."""
+        width = int(lib.llama_model_n_embd(self._model.handle))
+        pointers = [lib.llama_get_embeddings_ith(self.handle, i) for i in range(n_tokens - n_rows, n_tokens)]
+        return np.stack([np.ctypeslib.as_array(pointer, (width,)) for pointer in pointers]).astype(np.float32)
 
     def set_threads(self, n: int) -> None:
         """Use ``n`` threads from the next decode on."""

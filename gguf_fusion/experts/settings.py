@@ -13,6 +13,8 @@ _MARGIN_BYTES = 128 << 20
 _UNLIMITED = 2**31 - 1
 _PLAIN_TYPES = ("f32", "f16", "bf16")
 _SMALL_SCORES = 128 << 20
+_HIDDEN_BATCH = 64
+"""With hidden states every token of a batch has an output row: of 262,144 numbers with large vocabularies."""
 _SEQUENCES = 2
 """The text and one branch beside it."""
 
@@ -46,6 +48,9 @@ class Settings:
     swa_full: bool = True
     """Keep the whole text in the cache of sliding-window layers, so that it can be cut anywhere."""
 
+    hidden: bool = False
+    """Keep the hidden states of the last rows (``LlamaExpert.hidden``), for a router. Batches are small then."""
+
     def __post_init__(self) -> None:
         lowest = {"n_threads": 0, "n_gpu_layers": -1}
         highest = {"n_threads": native.MAX_THREADS}
@@ -64,7 +69,7 @@ class Settings:
     @property
     def batch(self) -> int:
         """Tokens per native call, after the native library's own cut to the context."""
-        return min(self.n_batch, self.n_ctx)
+        return min(self.n_batch, self.n_ctx, _HIDDEN_BATCH if self.hidden else self.n_batch)
 
     @property
     def threads(self) -> int:

@@ -520,3 +520,23 @@ def test_unknown_settings() -> None:
         load(S, n_ctxx=1)
     with pytest.raises(UsageError, match="n_batch"):
         load(S, n_batch=0)
+
+
+@pytest.mark.model
+def test_hidden_states_come_with_the_rows_and_change_nothing():
+    """With hidden states on, rows are the same, and every row along a text has its state."""
+    path = locate(S)
+    with (
+        LlamaExpert.load(path, n_ctx=256, n_threads=1, hidden=True) as one,
+        LlamaExpert.load(path, n_ctx=256, n_threads=1) as other,
+    ):
+        ids = one.tokenize(b"The capital of France is Paris.")
+        np.testing.assert_array_equal(one.evaluate(ids, 3), other.evaluate(ids, 3))
+        assert one.hidden is not None
+        assert one.hidden.shape == (3, 576)
+        assert one.n_hidden == 1
+        state = one.hidden[1].copy()
+        one.forget()
+        one.evaluate(ids[:-1])
+        np.testing.assert_allclose(one.hidden[0], state, atol=0.05 * np.abs(state).max())
+        assert other.hidden is None

@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("gguf_fusion.cli.generate:run", "Stream text from an ensemble."),
     "serve": ("gguf_fusion.cli.serve:serve", "Serve the OpenAI interface and a page for the browser."),
     "score": ("gguf_fusion.cli.evaluate:score", "Bits per byte of experts and strategies on files."),
+    "router": ("gguf_fusion.cli.router:router", "Train a router that decides which expert speaks."),
     "discover": ("gguf_fusion.cli.discover:discover", "Search for the strategy that fits your texts."),
     "strategies": ("gguf_fusion.cli.strategies:strategies", "List the ways to combine experts."),
     "pull": ("gguf_fusion.cli.models:pull", "Fetch models: an ensemble, an expert, user/repo:QUANT, a URL."),

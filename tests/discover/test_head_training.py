@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from gguf_fusion.discover.head_training import Examples, Fit, loss_and_gradient, train
 from gguf_fusion.errors import ModelFileError
 from gguf_fusion.router.head import EXTRAS, Head, extras_size, features, fused
-from gguf_fusion.router.train import Examples, Fit, loss_and_gradient, train
 
 S, D = 11, 6
 

@@ -14,7 +14,7 @@ Base models have no chat format. Beside chat models they read the conversation a
 
 The open turn ends with a line break because the text that follows is shared: a reply of a chat model begins with a
 letter, not with the space that "Assistant:" would call for. An ensemble can name another format (``plain_chat``), as a
-Jinja template that should end with a line break too.
+Jinja template that should end with a line break too, in an expression: Jinja drops a bare one at the end.
 """
 
 from __future__ import annotations
@@ -22,20 +22,33 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from gguf_fusion.arrays import I32
-from gguf_fusion.chat_template import render
+from gguf_fusion.chat_template import ChatTemplate, render
 from gguf_fusion.config import nearest
 from gguf_fusion.cover.base import Prompt
 from gguf_fusion.cover.canonical import prompt_border
 from gguf_fusion.errors import UsageError
 from gguf_fusion.experts.base import Expert
-from gguf_fusion.vocabulary import Kind
+from gguf_fusion.vocabulary import Kind, Vocabulary
 
 Message = Mapping[str, str]
 """``{"role": "system" | "user" | "assistant", "content": text}``"""
+
+
+class Reader(Protocol):
+    """What of an expert its prompts need."""
+
+    name: str
+    vocabulary: Vocabulary
+
+    def tokenize(self, text: bytes) -> I32: ...
+
+    def tokenize_template(self, text: bytes) -> I32: ...
+
 
 Segment = tuple[bytes, bool]
 """(text, True for what a user wrote, False for scaffolding)"""
@@ -97,7 +110,7 @@ def raw_prompt(expert: Expert, text: bytes) -> Prompt:
 
 
 def prompt_for(
-    expert: Expert, template: str | None, user_text: str, system: str | None = None, plain_chat: str | None = None
+    expert: Reader, template: str | None, user_text: str, system: str | None = None, plain_chat: str | None = None
 ) -> Prompt:
     """One question as ``expert`` wants it asked; see ``chat_prompt``."""
     messages = [{"role": "user", "content": user_text}]
@@ -107,7 +120,7 @@ def prompt_for(
 
 
 def chat_prompt(
-    expert: Expert, template: str | None, messages: Sequence[Message], plain_chat: str | None = None
+    expert: Reader, template: str | None, messages: Sequence[Message], plain_chat: str | None = None
 ) -> Prompt:
     """Messages, and the assistant's open turn, as this expert wants them.
 
@@ -133,7 +146,7 @@ def chat_prompt(
     return _with_bos(expert, _joined(ids), observed)
 
 
-def segments(expert: Expert, template: str, messages: Sequence[Message]) -> list[Segment]:
+def segments(expert: Reader, template: str, messages: Sequence[Message]) -> list[Segment]:
     """What a template makes of messages, contents apart; joined, the segments are the rendered text.
 
     Placeholders must not change the rendering. Where a template looks into a content they do (some take the thoughts
@@ -141,7 +154,7 @@ def segments(expert: Expert, template: str, messages: Sequence[Message]) -> list
     stands behind placeholders. Raises UsageError where control tokens appear all the same.
     """
     messages = _accepted(expert, template, messages)
-    actual = render(expert.name, template, messages, _special_texts(expert))
+    actual = render(expert.name, template, messages, _special_texts(expert, template))
     clean = _rendered_apart(expert, template, messages, tuple(PLAIN_ROLES))
     found = _placed(clean, actual)
     if found is not None:
@@ -160,13 +173,13 @@ def segments(expert: Expert, template: str, messages: Sequence[Message]) -> list
     )
 
 
-def _accepted(expert: Expert, template: str, messages: Sequence[Message]) -> Sequence[Message]:
+def _accepted(expert: Reader, template: str, messages: Sequence[Message]) -> Sequence[Message]:
     """The messages, a system text before the first question where the template refuses the role of its own."""
     if [m["role"] for m in messages[:2]] != ["system", "user"]:
         return messages
     system, question, *rest = messages
     try:
-        render(expert.name, template, messages, _special_texts(expert))
+        render(expert.name, template, messages, _special_texts(expert, template))
     except UsageError:
         together = f"{system['content']}\n\n{question['content']}"
         return [{"role": "user", "content": together}, *rest]
@@ -177,7 +190,7 @@ def _encoded(parts: Sequence[tuple[str, bool]]) -> list[Segment]:
     return [(text.encode(), is_content) for text, is_content in parts if text]
 
 
-def plain_segments(expert: Expert, messages: Sequence[Message], plain_chat: str | None = None) -> list[Segment]:
+def plain_segments(expert: Reader, messages: Sequence[Message], plain_chat: str | None = None) -> list[Segment]:
     """Messages as plain text, contents apart."""
     if plain_chat is not None:
         return segments(expert, plain_chat, messages)
@@ -187,7 +200,7 @@ def plain_segments(expert: Expert, messages: Sequence[Message], plain_chat: str 
     return [*found, (PLAIN_ROLES["assistant"].encode(), False)]
 
 
-def _plain_prompt(expert: Expert, parts: Sequence[Segment]) -> Prompt:
+def _plain_prompt(expert: Reader, parts: Sequence[Segment]) -> Prompt:
     """The joined text in its canonical tokens; a token is the user's where most of its bytes are."""
     text = b"".join(part for part, _ in parts)
     ids = expert.tokenize(text)
@@ -199,7 +212,7 @@ def _plain_prompt(expert: Expert, parts: Sequence[Segment]) -> Prompt:
 
 
 def _rendered_apart(
-    expert: Expert, template: str, messages: Sequence[Message], whole: Collection[str]
+    expert: Reader, template: str, messages: Sequence[Message], whole: Collection[str]
 ) -> list[tuple[str, bool]]:
     """[(text, whether it stood behind a placeholder)]; scaffolding, perhaps empty, before, between and after.
 
@@ -221,7 +234,7 @@ def _rendered_apart(
         pattern = "|".join(map(re.escape, spelled))
         return {**message, "content": re.sub(pattern, lambda m: hide(m[0]), content) if pattern else content}
 
-    rendered = render(expert.name, template, list(map(apart, messages)), _special_texts(expert))
+    rendered = render(expert.name, template, list(map(apart, messages)), _special_texts(expert, template))
     parts = re.split("(" + "|".join(texts) + ")", rendered) if texts else [rendered]
     return [(texts.get(part, part), i % 2 == 1) for i, part in enumerate(parts)]
 
@@ -252,22 +265,22 @@ def _placed(parts: Sequence[tuple[str, bool]], actual: str) -> list[tuple[str, b
     return found if at == len(actual) else None
 
 
-def _control_texts(expert: Expert, text: str) -> set[str]:
+def _control_texts(expert: Reader, text: str) -> set[str]:
     """What in ``text`` a reader of scaffolding would take for control tokens."""
     vocabulary = expert.vocabulary
     ids = expert.tokenize_template(text.encode())
     pieces = {vocabulary.piece(int(t)) for t in ids[vocabulary.kinds[ids] != Kind.TEXT]}
-    return {piece.decode("utf-8", "replace") for piece in pieces if piece}
+    return {_text(piece) for piece in pieces if piece}
 
 
-def _n_control(expert: Expert, parts: Sequence[tuple[str, bool]]) -> int:
+def _n_control(expert: Reader, parts: Sequence[tuple[str, bool]]) -> int:
     """Control tokens in the scaffolding among ``parts``."""
     kinds = expert.vocabulary.kinds
     scaffolding = (expert.tokenize_template(text.encode()) for text, is_content in parts if text and not is_content)
     return sum(int(np.count_nonzero(kinds[ids] != Kind.TEXT)) for ids in scaffolding)
 
 
-def _with_bos(expert: Expert, ids: I32, observed: Sequence[bool]) -> Prompt:
+def _with_bos(expert: Reader, ids: I32, observed: Sequence[bool]) -> Prompt:
     """BOS once: many templates write it themselves."""
     bos = _bos(expert)
     if len(bos) and not np.array_equal(ids[:1], bos):
@@ -279,17 +292,28 @@ def _joined(parts: Sequence[I32]) -> I32:
     return np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
 
 
-def _bos(expert: Expert) -> I32:
+def _bos(expert: Reader) -> I32:
     bos = expert.vocabulary.bos_id
     return np.array([] if bos is None else [bos], np.int32)
 
 
-def _special_texts(expert: Expert) -> Mapping[str, str]:
+def _special_texts(expert: Reader, template: str) -> Mapping[str, str]:
     """Texts of the tokens that templates ask for by name."""
+    if isinstance(template, ChatTemplate):
+        return template.special
     vocabulary = expert.vocabulary
     end = int(vocabulary.end_ids[0]) if len(vocabulary.end_ids) else None
-    named = {"bos_token": vocabulary.bos_id, "eos_token": end}
+    return special_texts(expert, {"bos_token": vocabulary.bos_id, "eos_token": end})
+
+
+def special_texts(expert: Reader, named: Mapping[str, int | None]) -> dict[str, str]:
+    """Texts of tokens by what templates call them; empty where there is no such token."""
+    vocabulary = expert.vocabulary
     return {
-        name: "" if token is None else vocabulary.piece(token).decode("utf-8", "replace")
+        name: "" if token is None or not 0 <= token < vocabulary.n_vocab else _text(vocabulary.piece(token))
         for name, token in named.items()
     }
+
+
+def _text(piece: bytes) -> str:
+    return piece.decode("utf-8", "replace")

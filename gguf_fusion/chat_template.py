@@ -11,12 +11,26 @@ from typing import Any, NoReturn
 from gguf_fusion.errors import UsageError
 
 
+class ChatTemplate(str):
+    """A Jinja template, and the texts of tokens that it may ask for by name (``bos_token``, ``eos_token``, …)."""
+
+    __slots__ = ("special",)
+
+    special: Mapping[str, str]
+
+    def __new__(cls, text: str, special: Mapping[str, str]) -> ChatTemplate:
+        made = super().__new__(cls, text)
+        made.special = special
+        return made
+
+
 def render(name: str, template: str, messages: Sequence[Mapping[str, str]], special: Mapping[str, str]) -> str:
     """The text of ``messages`` with an open assistant turn behind them.
 
-    ``special`` holds ``bos_token`` and ``eos_token``. Templates see what the transformers library shows them: blocks
-    swallow their line breaks, ``tools`` and ``documents`` are None, and there are ``raise_exception``,
-    ``strftime_now``, ``tojson``, loop controls and the ``generation`` block. Raises UsageError naming the expert.
+    ``special`` holds texts of tokens, such as ``bos_token`` and ``eos_token``. Templates see what the transformers
+    library shows them: blocks swallow their line breaks, ``tools`` and ``documents`` are None, and there are
+    ``raise_exception``, ``strftime_now``, ``tojson``, loop controls and the ``generation`` block. Raises UsageError
+    naming the expert.
     """
     from jinja2 import TemplateError
 
@@ -67,8 +81,9 @@ def _environment() -> Any:
         tags = {"generation"}  # noqa: RUF012 (the library's own declaration)
 
         def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return [nodes.Scope(body, lineno=line)]  # what is set inside stays inside
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]

@@ -6,16 +6,17 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 
-from gguf_fusion import hub
+from gguf_fusion import gguf_info, hub
 from gguf_fusion.bridge.store import cached_byte_tables
 from gguf_fusion.bridge.tables import ByteTables, byte_tables
-from gguf_fusion.chat import NO_TEMPLATE
+from gguf_fusion.chat import NO_TEMPLATE, Reader, special_texts
+from gguf_fusion.chat_template import ChatTemplate
 from gguf_fusion.config import EnsembleSpec, ExpertSpec, Registry, check_known, nearest
 from gguf_fusion.cover.base import Predictor, Prompt
 from gguf_fusion.cover.direct import TokenCursor
@@ -30,6 +31,15 @@ from gguf_fusion.strategy import parse
 from gguf_fusion.vocabulary import Kind, Vocabulary
 
 _log = logging.getLogger(__name__)
+
+_NAMED_TOKENS = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "sep_token": "seperator",  # the key's own spelling
+    "pad_token": "padding",
+}
+"""What templates call a token -> the middle of its key in a GGUF file."""
 
 SPACES = ("auto", "byte", "token")
 
@@ -51,6 +61,7 @@ class Options:
     epsilon  : how much of an expert's law may be left unevaluated, see ``cover.tree``; 0 evaluates everything
     space    : ``byte`` bridges always, ``token`` demands one vocabulary, ``auto`` bridges where vocabularies differ
     lanes    : ``auto``, ``serial`` or ``lanes``
+    chat_templates : Jinja files by expert, or "none" for a base model that reads plain text
     """
 
     strategy: str | None = None
@@ -60,6 +71,7 @@ class Options:
     n_gpu_layers: int | None = None
     lanes: str = "auto"
     space: str = "auto"
+    chat_templates: Mapping[str, str | Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and not 0.0 <= self.epsilon < 1.0:
@@ -80,6 +92,8 @@ class LoadKeywords(TypedDict, total=False):
     n_gpu_layers: int | None
     lanes: str
     space: str
+    chat_templates: Mapping[str, str | Path]
+    """Jinja files by expert, or "none"; they replace the experts' own."""
 
 
 def load_options(given: Mapping[str, Any]) -> Options:
@@ -119,6 +133,13 @@ def members_from(
             spec = replace(spec, name=f"{name}#{n_same + 1}")
         members.append(Member(spec=spec, ref=ref, weight=weight))
     return members
+
+
+def with_templates(members: Sequence[Member], templates: Mapping[str, str | Path]) -> list[Member]:
+    """The members, those named in ``templates`` with other ones. Raises UsageError for a name that none has."""
+    check_known("template: expert", templates, {member.spec.name: None for member in members})
+    chosen = {name: NO_TEMPLATE if file == NO_TEMPLATE else Path(file) for name, file in templates.items()}
+    return [replace(m, spec=replace(m.spec, template=chosen.get(m.spec.name, m.spec.template))) for m in members]
 
 
 def checked_weights(weights: Sequence[float], n: int) -> tuple[float, ...]:
@@ -166,14 +187,15 @@ def load(
     Raises what ``hub.pull`` and ``LlamaExpert.load`` raise, naming the broken member; earlier ones are closed then.
     """
     options = options or Options()
-    active = [member for member in members if member.weight > 0.0]
+    active = with_templates([member for member in members if member.weight > 0.0], options.chat_templates)
     parse(options.strategy or DEFAULT_STRATEGY)  # a misspelt strategy must not cost a download first
     paths = [hub.pull(member.ref, registry, progress=progress, offline=offline)[0] for member in active]
     began = time.perf_counter()
     experts: list[LlamaExpert] = []
     try:
         experts.extend(load_expert(member.spec, path, options) for member, path in zip(active, paths, strict=True))
-        templates = [template_of(member.spec, expert) for member, expert in zip(active, experts, strict=True)]
+        triples = zip(active, experts, paths, strict=True)
+        templates = [template_of(member.spec, expert, path) for member, expert, path in triples]
         loaded = assemble(experts, [member.weight for member in active], options, templates)
         return replace(loaded, load_s=time.perf_counter() - began)
     except BaseException:
@@ -201,16 +223,35 @@ def load_expert(spec: ExpertSpec, path: Path, options: Options, *, max_rows: int
         raise type(error)(f"expert {spec.name!r}: {error}") from error
 
 
-def template_of(spec: ExpertSpec, expert: LlamaExpert) -> str | None:
-    """The expert's chat template: from the registry, else from its file; None where neither has one."""
+class TemplateHolder(Reader, Protocol):
+    """An expert, or no more of it than its vocabulary."""
+
+    def chat_template(self) -> str | None: ...
+
+
+def template_of(spec: ExpertSpec, expert: TemplateHolder, path: Path) -> str | None:
+    """The expert's chat template: from the registry, else from its file; None where neither has one.
+
+    It comes with the texts of the special tokens that the file at ``path`` names.
+    """
     if spec.template == NO_TEMPLATE:
         return NO_TEMPLATE
-    if not isinstance(spec.template, Path):
-        return expert.chat_template()
-    try:
-        return spec.template.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"expert {spec.name!r}: its template {spec.template} cannot be read: {error}") from error
+    text = expert.chat_template()
+    if isinstance(spec.template, Path):
+        try:
+            text = spec.template.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"expert {spec.name!r}: its template {spec.template} cannot be read: {error}") from error
+    if text is None:
+        return None
+    metadata = gguf_info.read(path).metadata
+    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _NAMED_TOKENS.items()}
+    named = {name: token for name, token in ids.items() if isinstance(token, int)}
+    fallback = {
+        "bos_token": expert.vocabulary.bos_id,
+        "eos_token": next(iter(expert.vocabulary.end_ids.tolist()), None),
+    }
+    return ChatTemplate(text, special_texts(expert, {**fallback, **named}))
 
 
 def assemble(

@@ -227,7 +227,7 @@ def test_templates_find_what_model_makers_expect() -> None:
     template = (
         "{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}{{ m.content | tojson }}{% endfor %}"
         "{% generation %}[{{ eos_token }}]{% endgeneration %}{{ strftime_now('%Y') | length }}"
-        "{% if tools is none %}!{% endif %}\n"
+        "{% if tools is none %}!{% endif %}{% generation %}{% set x = 1 %}{% endgeneration %}{{ x }}\n"
     )
     assert render("x", template, [*user('"é<'), *user("b")], {"eos_token": STOP}) == f'"\\"é<"[{STOP}]4!'
 

@@ -12,6 +12,7 @@ from gguf_fusion.cli._registry import registry_option, weighted
 from gguf_fusion.config import DEFAULT_ENSEMBLE
 from gguf_fusion.cover.tree import EXACT_EPSILON
 from gguf_fusion.ensemble import Ensemble
+from gguf_fusion.errors import UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -20,6 +21,13 @@ _OPTIONS = (
     click.option("--ensemble", default=DEFAULT_ENSEMBLE, show_default=True, help="An ensemble of the registry."),
     click.option("--strategy", help="pool(weight rule); see: gguf-fusion strategies."),
     click.option("--epsilon", type=float, help="Bits per byte that unevaluated segmentations may cost."),
+    click.option(
+        "--template",
+        "templates",
+        metavar="EXPERT=FILE",
+        multiple=True,
+        help='Another chat template (Jinja) for an expert; "none" for a base model (repeatable).',
+    ),
     click.option("--exact", is_flag=True, help="The epsilon at which one expert alone loses nothing measurable."),
 )
 
@@ -33,7 +41,7 @@ _MACHINE_OPTIONS = (
 
 
 def fusion_options(function: _Function) -> _Function:
-    """``-e``, ``--ensemble``, ``--strategy``, ``--epsilon`` and ``--exact``."""
+    """``-e``, ``--ensemble``, ``--strategy``, ``--template``, ``--epsilon`` and ``--exact``."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
@@ -58,9 +66,19 @@ def load_ensemble(given: Mapping[str, Any]) -> Ensemble:
         "n_threads": given["threads"],
         "n_gpu_layers": given["n_gpu_layers"],
         "lanes": given["lanes"],
+        "chat_templates": _templates(given["templates"]),
         "progress": ConsoleProgress(),
     }
     if given["experts"]:
         refs, weights = weighted(given["experts"])
         return Ensemble.from_files(refs, weights=weights, **keywords)
     return Ensemble.from_registry(given["ensemble"], **keywords)
+
+
+def _templates(given: tuple[str, ...]) -> dict[str, str]:
+    """Files by expert. Raises UsageError."""
+    pairs = [text.partition("=") for text in given]
+    for text, (name, _, file) in zip(given, pairs, strict=True):
+        if not name or not file:
+            raise UsageError(f"--template {text}: expected EXPERT=FILE")
+    return {name: file for name, _, file in pairs}

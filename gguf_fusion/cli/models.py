@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -172,10 +173,15 @@ def _quant_of(path: Path) -> str:
 @click.command()
 @click.argument("ref", metavar="NAME|REF")
 @click.option("--template", is_flag=True, help="Print the chat template only.")
+@click.option("--prompt", metavar="TEXT", help="Print what every expert would read of this question.")
+@click.option("-s", "--system", metavar="TEXT", help="A system text for --prompt.")
 @json_option
 @registry_option
-def show(ref: str, template: bool, json: bool, registry: Registry) -> None:
+def show(ref: str, template: bool, prompt: str | None, system: str | None, json: bool, registry: Registry) -> None:
     """Describe an ensemble, an expert, or a model file that is on this machine."""
+    if prompt is not None:
+        _show_prompt(ref, registry, prompt, system, json)
+        return
     if ref in registry.ensembles:
         _show_ensemble(registry.ensembles[ref], registry, json)
         return
@@ -192,6 +198,25 @@ def show(ref: str, template: bool, json: bool, registry: Registry) -> None:
         print_json(facts)
         return
     print_pairs({key: _readable(key, value) for key, value in facts.items() if value not in (None, "", [])})
+
+
+def _show_prompt(ref: str, registry: Registry, prompt: str, system: str | None, as_json: bool) -> None:
+    from gguf_fusion.chat import as_messages
+    from gguf_fusion.load import members_from, members_of
+    from gguf_fusion.preview import previews
+
+    messages = as_messages(prompt, system)
+    spec = registry.ensembles.get(ref)
+    members = members_from([ref], registry) if spec is None else members_of(spec, registry)
+    taking_part = [member for member in members if member.weight > 0.0]
+    found = previews(taking_part, messages, registry=registry, plain_chat=spec.plain_chat if spec else None)
+    if as_json:
+        print_json({"experts": [{**asdict(one), "n_tokens": len(one.ids)} for one in found]})
+        return
+    for one in found:
+        ends = " ".join(one.end_tokens)
+        print_line(f"--- {one.name}: template {one.template}, {len(one.ids)} tokens, ends with any of {ends}")
+        print_line(one.prompt)
 
 
 def _print_template(label: str, info: gguf_info.ModelInfo | None) -> None:

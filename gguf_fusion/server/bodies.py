@@ -16,7 +16,7 @@ from gguf_fusion.server.errors import RefusedError, unsupported
 
 IGNORED = frozenset(
     {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
-    | {"cache_prompt", "id_slot", "reasoning_effort", "reasoning", "verbosity", "parallel_tool_calls"}
+    | {"id_slot", "reasoning_effort", "reasoning", "verbosity", "parallel_tool_calls"}
 )
 """Taken and not used: they change nothing of what a text says."""
 
@@ -108,6 +108,7 @@ class Body(BaseModel):
     stream_options: StreamOptions | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = None
     response_format: ResponseFormat | None = None
+    cache_prompt: bool | None = None
     json_schema: dict[str, Any] | None = None
     regex: str | None = None
     choice: list[str] | None = None

@@ -101,12 +101,15 @@ class _Server(uvicorn.Server):
 
 
 def _bind(host: str, port: int) -> socket.socket:
+    sock = None
     try:
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         sock = socket.socket(family)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(where)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
+        if sock is not None:
+            sock.close()
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"--host {host} --port {port}: {reason}; choose another one (--port 0 takes any)") from error
     return sock

@@ -93,6 +93,7 @@ class TextRoutes:
             bias=body.bias(),
             n_top=max(n_top or 0, _TRACE_TOP if trace else 0),
             pieces=trace or n_top is not None,
+            reuse=seed is None if body.cache_prompt is None else body.cache_prompt,
             echo=echo,
         )
         answer = Answer(

@@ -29,6 +29,7 @@ class Order:
     prompts  : each is continued ``n`` times; choice ``i * n + j`` is the j-th text for prompt i, with the seed + j
     n_top    : alternatives to tell per piece
     pieces   : whether pieces are wanted at all
+    reuse    : read only what is new since the last text; the text is then the same within rounding only
     echo     : give the prompt back before the text; with ``pieces`` it is scored byte by byte
     """
 
@@ -43,6 +44,7 @@ class Order:
     bias: dict[int, float] | None = None
     n_top: int = 0
     pieces: bool = False
+    reuse: bool = False
     echo: bool = False
 
 
@@ -133,6 +135,7 @@ class _Choice:
             constraint=None if order.grammar is None else order.grammar.begin(),
             logit_bias=order.bias,
             n_top=order.n_top + 1 if order.pieces else 0,
+            reuse=order.reuse,
             seed=self._seed,
             **order.sampling,
         )

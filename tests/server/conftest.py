@@ -73,6 +73,12 @@ def babblers(*, delay_s: float = 0.0, end: float = 0.01, n_ctx: int = 2000, **op
     return Ensemble.from_experts([left, right], weights=[2, 1], templates=["none", "none"], **options)
 
 
+@pytest.fixture
+def slow_babblers() -> Callable[..., Ensemble]:
+    """The function that makes the ensemble; ``delay_s`` makes its experts slow."""
+    return babblers
+
+
 class Served:
     """A server's application with its owner, and clients to ask it."""
 

@@ -157,8 +157,8 @@ def test_echo_scores_the_prompt(served: Any) -> None:
     stream = chunks_of(served.post("/v1/completions", {**body, "stream": True}).text)
     assert "".join(chunk["choices"][0]["text"] for chunk in stream) == choice["text"]
     told = [chunk["choices"][0]["logprobs"] for chunk in stream if chunk["choices"][0]["logprobs"]]
-    assert sum((one["tokens"] for one in told), []) == logprobs["tokens"]
-    assert sum((one["text_offset"] for one in told), []) == logprobs["text_offset"]
+    assert [token for one in told for token in one["tokens"]] == logprobs["tokens"]
+    assert [offset for one in told for offset in one["text_offset"]] == logprobs["text_offset"]
 
 
 def test_prompts_of_token_ids_and_several_prompts(served: Any) -> None:
@@ -201,8 +201,7 @@ def test_fusion_of_one_text(served: Any) -> None:
         assert piece["divergence"] == pytest.approx(0.0, abs=1e-9)
         assert 0 < sum(other["probability"] for other in piece["alternatives"]) <= 1.0 + 1e-9
     stream = served.post("/v1/chat/completions", {**body, "fusion": fusion, "stream": True}).text
-    told = sum((chunk.get("fusion", {}).get("pieces", []) for chunk in chunks_of(stream)), [])
-    assert told == pieces
+    assert [piece for chunk in chunks_of(stream) for piece in chunk.get("fusion", {}).get("pieces", [])] == pieces
 
 
 @pytest.mark.parametrize(

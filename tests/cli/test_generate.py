@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from gguf_fusion.cli import main
+from gguf_fusion.cli import _sampling, main
+from gguf_fusion.records import Step
 
 
 def run(*arguments: str, stdin: bytes | str = "") -> Result:
@@ -38,6 +44,49 @@ def test_bad_input(arguments: list[str], stdin: bytes | str, message: str) -> No
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
+
+
+def test_a_pipe_that_never_closes_is_not_waited_for() -> None:
+    """With a prompt, a silent stdin holds nothing up; without one it is the prompt."""
+    command = [sys.executable, "-m", "gguf_fusion", "run", "hi", "--ensemble", "pockett", "--offline"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stderr is not None
+        assert b"pocket" in run.stderr.read()
+        assert run.wait(timeout=60) == 2
+
+
+@pytest.mark.parametrize(
+    ("sent", "waits", "read"), [(b"text", False, "text"), (b"", False, ""), (b"text", True, "text")]
+)
+def test_what_is_piped_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch, sent: bytes, waits: bool, read: str) -> None:
+    """Whatever began in time counts, in whole; what never begins does not."""
+    receiver, sender = os.pipe()
+    monkeypatch.setattr(_sampling, "_STDIN_S", 0.05)
+    if sent:
+        threading.Thread(target=lambda: (os.write(sender, sent), os.close(sender))).start()
+        time.sleep(0.02)
+    with os.fdopen(receiver) as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        assert _sampling.piped_text(waits=waits) == read
+    if not sent:
+        os.close(sender)
+
+
+def test_an_end_is_explained() -> None:
+    """END is told from a stop string and from a limit, with what every expert gave it."""
+    step = Step(
+        symbol=256, data=b"", logprob=-0.5, expert_logprobs=np.log([0.5, 1.0]), weights=np.ones(2) / 2,
+        responsibility=np.array([0.25, 0.75]), n_decodes=0, ghost_share=0.0, finish_reason="stop",
+    )  # fmt: skip
+    ensemble = SimpleNamespace(names=("a", "b"), space=SimpleNamespace(end=256))
+    found = _sampling.ending(ensemble, step)  # type: ignore[arg-type]
+    assert found["by"] == "end of text"
+    assert found["experts"]["b"] == {"probability": 1.0, "responsibility": 0.75}
+    for other, by in (
+        (replace(step, data=b"x", symbol=120), "stop string"),
+        (replace(step, finish_reason="length"), "limit"),
+    ):
+        assert _sampling.ending(ensemble, other) == {"by": by}  # type: ignore[arg-type]
 
 
 @pytest.mark.model

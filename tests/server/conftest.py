@@ -21,6 +21,17 @@ from gguf_fusion.server.owner import Owner
 from gguf_fusion.server.service import Settings
 from gguf_fusion.vocabulary import Kind, Vocabulary
 
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests in a browser unless they are asked for: not every machine has one."""
+    if "browser" in (config.option.markexpr or ""):
+        return
+    left_out = [item for item in items if item.get_closest_marker("browser")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
 CORPUS = (
     "The quick brown fox says 👩‍💻 hello to 你好世界 and 🦊 jumps over the lazy dog. "
     "Ein schöner Tag: ça va? 日本語 and emoji 🎉🎉 mix, the fox sleeps. The dog says 你好. "

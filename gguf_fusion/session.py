@@ -171,13 +171,16 @@ class Journal:
         write(session, self.path)
 
     def add(self, text: str) -> None:
-        """Text of the answer that is being written."""
+        """Text of the answer that is being written. Raises UsageError."""
         if not text:
             return
-        if self._stream is None:
-            self._stream = self.path.open("a", encoding="utf-8", newline="\n")
-        self._stream.write(json.dumps(text) + "\n")
-        self._stream.flush()
+        try:
+            if self._stream is None:
+                self._stream = self.path.open("a", encoding="utf-8", newline="\n")
+            self._stream.write(json.dumps(text) + "\n")
+            self._stream.flush()
+        except OSError as error:
+            raise UsageError(f"{self.path}: the conversation cannot be kept there: {error.strerror}") from None
 
     def close(self) -> None:
         """Close the file; closing twice is harmless."""

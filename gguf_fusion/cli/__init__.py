@@ -18,6 +18,7 @@ from gguf_fusion.errors import GgufFusionError
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("gguf_fusion.cli.generate:run", "Stream text from an ensemble."),
     "serve": ("gguf_fusion.cli.serve:serve", "Serve the OpenAI interface and a page for the browser."),
+    "chat": ("gguf_fusion.cli.chat:chat", "Talk with an ensemble."),
     "score": ("gguf_fusion.cli.evaluate:score", "Bits per byte of experts and strategies on files."),
     "router": ("gguf_fusion.cli.router:router", "Train a router that decides which expert speaks."),
     "discover": ("gguf_fusion.cli.discover:discover", "Search for the strategy that fits your texts."),

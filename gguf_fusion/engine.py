@@ -24,7 +24,8 @@ from gguf_fusion.cover.direct import closed
 from gguf_fusion.cover.ghosts import fill
 from gguf_fusion.errors import ContextOverflowError
 from gguf_fusion.experts.base import Expert
-from gguf_fusion.fusion import best, divergence, linear, normalised
+from gguf_fusion.fusion import linear, normalised
+from gguf_fusion.insight import best, divergence
 from gguf_fusion.lanes import Lanes
 from gguf_fusion.recall import Recall
 from gguf_fusion.records import END, N_SYMBOLS, Step, Timings
@@ -74,6 +75,7 @@ class Engine:
         lanes: Lanes,
         *,
         space: SymbolSpace | None = None,
+        roles: Sequence[str] = (),
     ) -> None:
         self.predictors = tuple(predictors)
         self.names = tuple(p.expert.name for p in self.predictors)
@@ -83,6 +85,7 @@ class Engine:
         self.prompt_tokens: dict[str, int] = {}
         self.n_empty_pools = 0
         """Steps at which the pool left no mass anywhere and the linear pool stepped in."""
+        self._roles = tuple(roles)
         self._lanes = lanes
         self._untouched = [p.snapshot() for p in self.predictors]
         self._recalls = [Recall(p.expert) for p in self.predictors]
@@ -203,7 +206,8 @@ class Engine:
     # ---- the loop ---------------------------------------------------------------------------------------------
 
     def _begin(self, prefill_s: float) -> None:
-        self._fuser = self.strategy.bind(len(self.names), self.space.n_symbols, self.weights, self.names)
+        self._fuser = self.strategy.bind(len(self.names), self.space.n_symbols, self.weights, self.names, self._roles)
+        self._fuser.attach([p.expert for p in self.predictors])
         self._last_weights = self.weights / self.weights.sum()
         self._began = time.perf_counter() - prefill_s
         self._prefill_s = prefill_s
@@ -227,7 +231,7 @@ class Engine:
         if fused.log_z == -np.inf:
             self.n_empty_pools += 1
             log_f, log_z = normalised(linear(self._logprobs, fused.weights))
-            fused = Fused(log_f, fused.weights, log_z)
+            fused = Fused(log_f, fused.weights, float(log_z))
         self._last_weights = fused.weights
         self._fusion_s += time.perf_counter() - began
         return fused

@@ -20,6 +20,7 @@ from gguf_fusion.cover.base import Prompt
 from gguf_fusion.engine import PrefillProgress, SymbolSpace
 from gguf_fusion.errors import ClosedError, UsageError
 from gguf_fusion.experts.base import Expert
+from gguf_fusion.expressions import parse
 from gguf_fusion.lanes import ThreadedExpert
 from gguf_fusion.load import (
     Loaded,
@@ -35,7 +36,7 @@ from gguf_fusion.pieces import PieceView
 from gguf_fusion.records import Step, Timings, Usage
 from gguf_fusion.reply import Reply, ReplyState, Steps
 from gguf_fusion.sampling import Constraint, SamplingKeywords, SamplingParams, sampling_params
-from gguf_fusion.strategy import Strategy, parse
+from gguf_fusion.strategy import Strategy
 from gguf_fusion.turns import Turns
 
 Weights = Sequence[float] | Mapping[str, float]

@@ -1,117 +1,274 @@
 """Pools: how the experts' laws become one law. Adding a pool is one decorated function; the laws test the registry.
 
-A pool gets log-probabilities float64[n_active, n_symbols] and weights float64[n_active] (all > 0, sum 1) and returns
-log f float64[n_symbols] up to a constant: normalising is done once, by ``normalised``. -inf is a probability of 0.
+A pool gets natural logs float64[n_experts, ..., n_symbols] and weights float64[n_experts, ...] (>= 0, sum 1 over the
+experts) and returns log f float64[..., n_symbols] up to a constant: normalising is done once, by ``normalised``. The
+middle axes are steps: one step, or a whole block of them. -inf is a probability of 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from gguf_fusion.arrays import F64
+from gguf_fusion.parameters import Name, Number, Numbers, Parameter, Word, position
 
 PoolFunction = Callable[..., F64]
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
-    """A number with a default and the closed interval it must lie in."""
-
-    default: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
 class Pool:
-    """A registered pool: its function, formula, parameters and source."""
+    """A registered pool. ``needs_names``: the function also takes ``names`` and ``base`` (weights as given)."""
 
     name: str
     function: PoolFunction
     formula: str
     source: str
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    needs_names: bool = False
 
 
 POOLS: dict[str, Pool] = {}
 
 
-def pool(name: str, formula: str, source: str, **parameters: Parameter) -> Callable[[PoolFunction], PoolFunction]:
+def pool(
+    name: str, formula: str, source: str, *, needs_names: bool = False, **parameters: Parameter
+) -> Callable[[PoolFunction], PoolFunction]:
     """Register a pool under ``name``."""
 
     def register(function: PoolFunction) -> PoolFunction:
-        POOLS[name] = Pool(name, function, formula, source, parameters)
+        POOLS[name] = Pool(name, function, formula, source, parameters, needs_names)
         return function
 
     return register
 
 
-@pool("linear", "log Σ w_i p_i", "opinion pool (Stone 1961)")
+@pool("linear", "log Σ w_i p_i", "linear opinion pool (Stone 1961)")
 def linear(logprobs: F64, weights: F64) -> F64:
     """Weighted mean of the probabilities."""
     return _log_mean(logprobs, weights)
 
 
-@pool("loglinear", "Σ w_i log p_i − log Z", "logarithmic opinion pool (Bordley 1982)")
-def loglinear(logprobs: F64, weights: F64) -> F64:
-    """Weighted mean of the log-probabilities: a symbol that one expert excludes is excluded."""
-    pooled: F64 = weights @ logprobs
-    return pooled
+@pool(
+    "loglinear",
+    "Σ a_i log p_i − log Z, a = w·scale unless given",
+    "logarithmic opinion pool (Genest & Zidek 1986)",
+    a=Numbers(0.0, 100.0),
+    scale=Number(1.0, 0.0, 100.0),
+)
+def loglinear(logprobs: F64, weights: F64, a: Sequence[float] = (), scale: float = 1.0) -> F64:
+    """Weighted sum of the log-probabilities: a symbol that one expert excludes is excluded.
+
+    The exponents ``a`` need not sum to 1: more sharpens, less flattens. ``scale`` = 0 stands for the number of experts.
+    """
+    if len(a):
+        if len(a) != len(logprobs):
+            raise ValueError(f"loglinear: expected {len(logprobs)} exponents a, got {len(a)}")
+        exponents = np.broadcast_to(_column(np.array(a, np.float64), weights.ndim), weights.shape)
+    else:
+        exponents = weights * (scale or len(weights))
+    # 0 · (-inf) counts as 0: an expert without weight takes no part.
+    terms = np.where(exponents[..., None] > 0.0, logprobs, 0.0)
+    total: F64 = (exponents[..., None] * terms).sum(axis=0)
+    return total
 
 
-@pool("power", "(1/r) log Σ w_i p_i^r − log Z", "power mean of exponent r", r=Parameter(0.5, -100.0, 100.0))
+@pool(
+    "power",
+    "(1/r) log Σ w_i p_i^r − log Z",
+    "power mean of exponent r (Hardy, Littlewood & Pólya 1934)",
+    r=Number(0.5, -np.inf, np.inf, always=True),
+)
 def power(logprobs: F64, weights: F64, r: float = 0.5) -> F64:
-    """Power mean: r = 1 is linear, r → 0 log-linear, r = -1 harmonic."""
+    """Power mean: r = 1 linear, r → 0 log-linear, −1 harmonic, −∞ the smallest and +∞ the largest probability."""
     if abs(r) < 1e-4:
         return loglinear(logprobs, weights)
-    scaled = logprobs * r
-    if r < 0.0:
-        zero = np.isneginf(logprobs).any(axis=0)
-        mean = np.where(zero, 0.0, _log_mean(np.where(zero, 0.0, scaled), weights) / r)
-        return np.where(zero, -np.inf, mean)
-    return _log_mean(scaled, weights) / r
+    if np.isinf(r):
+        absent = weights[..., None] <= 0.0
+        kept = np.where(absent, -r, logprobs)
+        extreme: F64 = kept.max(axis=0) if r > 0 else kept.min(axis=0)
+        return extreme
+    if r > 0.0:
+        return _log_mean(logprobs * r, weights) / r
+    present = weights[..., None] > 0.0
+    zero = (np.isneginf(logprobs) & present).any(axis=0)
+    scaled = np.where(np.isneginf(logprobs), 0.0, logprobs * r)
+    return np.where(zero, -np.inf, _log_mean(scaled, weights) / r)
+
+
+@pool("sphere", "2 log μ, μ = Karcher mean of √p_i under w", "spherical mean (Buss & Fillmore 2001; slerp for two)")
+def sphere(logprobs: F64, weights: F64) -> F64:
+    """Mean on the sphere of square roots of probabilities, by repeated log and exp maps."""
+    roots = np.exp(0.5 * logprobs)
+    w = weights[..., None]
+    mean = _unit((w * roots).sum(axis=0))
+    for _ in range(_KARCHER_STEPS):
+        cosine = np.clip((roots * mean).sum(axis=-1, keepdims=True), -1.0, 1.0)
+        angle = np.arccos(cosine)
+        sine = np.sqrt(np.maximum(1.0 - cosine**2, 0.0))
+        stretch = np.divide(angle, sine, out=np.ones_like(angle), where=sine > 1e-12)
+        tangent = (w * stretch * (roots - cosine * mean)).sum(axis=0)
+        length = np.sqrt((tangent**2).sum(axis=-1, keepdims=True))
+        if float(length.max()) < _KARCHER_TOLERANCE:
+            break
+        direction = np.divide(tangent, length, out=np.zeros_like(tangent), where=length > 0.0)
+        mean = _unit(np.cos(length) * mean + np.sin(length) * direction)
+    with np.errstate(divide="ignore"):
+        doubled: F64 = 2.0 * np.log(np.maximum(mean, 0.0))
+    return doubled
+
+
+_KARCHER_STEPS = 50
+_KARCHER_TOLERANCE = 1e-10
+
+
+@pool("route", "log p_k, k = argmax w", "hard selection")
+def route(logprobs: F64, weights: F64) -> F64:
+    """The law of the expert with the largest weight (of equals the first)."""
+    return _of(logprobs, weights.argmax(axis=0))
+
+
+@pool(
+    "contrast",
+    "(1+β) log p_e − β log p_a where p_e ≥ α max p_e, else 0",
+    "contrastive decoding (Li et al. 2023; O'Brien & Lewis 2023)",
+    needs_names=True,
+    expert=Name(),
+    amateur=Name(),
+    alpha=Number(0.1, 0.0, 1.0),
+    beta=Number(0.5, 0.0, 10.0),
+)
+def contrast(
+    logprobs: F64, weights: F64, expert: str = "", amateur: str = "", alpha: float = 0.1, beta: float = 0.5,
+    *, names: Sequence[str], base: F64,
+) -> F64:  # fmt: skip
+    """What the expert likes more than the amateur, among what the expert finds plausible.
+
+    By default the expert has the largest base weight and the amateur the smallest. Scoring needs ``smooth`` > 0.
+    """
+    if len(logprobs) == 1:
+        return _of(logprobs, np.zeros(logprobs.shape[1:-1], np.int64))
+    e = position("contrast", "expert", expert, names) if expert else int(np.argmax(base))
+    others = [i for i in range(len(names)) if i != e]
+    a = position("contrast", "amateur", amateur, names) if amateur else min(others, key=lambda i: (base[i], -i))
+    strong, weak = logprobs[e], np.maximum(logprobs[a], _LOWEST)
+    plausible = strong >= strong.max(axis=-1, keepdims=True) + np.log(max(alpha, 1e-300))
+    return np.where(plausible, (1.0 + beta) * strong - beta * weak, -np.inf)
+
+
+@pool(
+    "proxy",
+    "log p_base + α (log p_plus − log p_minus) − log Z",
+    "proxy tuning (Liu et al. 2024)",
+    needs_names=True,
+    target=Name(),
+    plus=Name(),
+    minus=Name(),
+    alpha=Number(1.0, -10.0, 10.0),
+)
+def proxy(
+    logprobs: F64, weights: F64, target: str = "", plus: str = "", minus: str = "", alpha: float = 1.0,
+    *, names: Sequence[str], base: F64,
+) -> F64:  # fmt: skip
+    """The target expert moved by what a small tuned expert has learned over its untuned twin.
+
+    By default the three experts of largest base weight, in this order; of two, the second is both.
+    """
+    order = sorted(range(len(names)), key=lambda i: (-base[i], i))
+    t = position("proxy", "target", target, names) if target else order[0]
+    p = position("proxy", "plus", plus, names) if plus else order[min(1, len(order) - 1)]
+    m = position("proxy", "minus", minus, names) if minus else order[-1]
+    tuned: F64 = logprobs[t] + alpha * (np.maximum(logprobs[p], _LOWEST) - np.maximum(logprobs[m], _LOWEST))
+    return tuned
+
+
+@pool(
+    "consensus",
+    "log Σ v_i c_i p_i − log Z, c_i = exp(−β|p_i − p̄|), v_i ∝ w_i Σ p̄ c_i / (H_i + 0.1), lead at least ½",
+    "CoRE (arXiv 2510.13855), for N experts",
+    beta=Number(2.0, 0.0, 100.0),
+)
+def consensus(logprobs: F64, weights: F64, beta: float = 2.0) -> F64:
+    """Experts count as far as they agree with the mean and are sure; the one of largest weight has at least half."""
+    probs = np.exp(logprobs)
+    mean = (weights[..., None] * probs).sum(axis=0)
+    near = np.exp(-beta * np.abs(probs - mean))
+    v = weights * (mean * near).sum(axis=-1) / (entropies(logprobs) + 0.1)
+    v = v / v.sum(axis=0)
+    lead = weights.argmax(axis=0)
+    at_lead = np.take_along_axis(v, lead[None], axis=0)
+    rest = np.maximum(1.0 - at_lead, 1e-300)
+    raised = np.maximum(at_lead, 0.5)
+    v = v * np.where(at_lead < 0.5, 0.5 / rest, 1.0)
+    np.put_along_axis(v, lead[None], raised, axis=0)
+    with np.errstate(divide="ignore"):
+        law: F64 = np.log((v[..., None] * near * probs).sum(axis=0))
+    return law
+
+
+@pool(
+    "gate",
+    "log p_lead where all first choices agree or p̄(lead's) > c, else the inner pool",
+    "SAFE (arXiv 2510.15346)",
+    c=Number(0.5, 0.0, 1.0),
+    inner=Word("linear", ("linear", "loglinear")),
+)
+def gate(logprobs: F64, weights: F64, c: float = 0.5, inner: str = "linear") -> F64:
+    """The expert of largest weight speaks alone where the others would say the same; elsewhere all speak."""
+    lead = _of(logprobs, weights.argmax(axis=0))
+    first = logprobs.argmax(axis=-1)
+    absent = weights <= 0.0
+    chosen = lead.argmax(axis=-1)
+    agree = ((first == chosen) | absent).all(axis=0)
+    at_chosen = np.take_along_axis(logprobs, np.broadcast_to(chosen, weights.shape)[..., None], axis=-1)[..., 0]
+    mean = (weights * np.exp(at_chosen)).sum(axis=0)
+    pooled, _ = normalised((linear if inner == "linear" else loglinear)(logprobs, weights))
+    return np.where((agree | (mean > c))[..., None], lead, pooled)
+
+
+_LOWEST = -700.0
+"""ln of about the smallest float64: what a subtracted expert says of a symbol it rules out."""
+
+
+def entropies(logprobs: F64) -> F64:
+    """float64[...] in bits, of float64[..., n_symbols] natural logs."""
+    finite = np.where(np.isneginf(logprobs), 0.0, logprobs)
+    bits: F64 = -(np.exp(logprobs) * finite).sum(axis=-1) / np.log(2.0)
+    return bits
+
+
+def normalised(log_f: F64) -> tuple[F64, F64]:
+    """(log f with Σ f = 1, log Z float64[...]) over the last axis. A law without any mass stays -inf, log Z too."""
+    top = log_f.max(axis=-1, keepdims=True)
+    safe = np.where(np.isneginf(top), 0.0, top)
+    with np.errstate(divide="ignore"):
+        log_z = safe + np.log(np.exp(log_f - safe).sum(axis=-1, keepdims=True))
+    law: F64 = np.where(np.isneginf(log_z), log_f, log_f - np.where(np.isneginf(log_z), 0.0, log_z))
+    return law, log_z[..., 0]
 
 
 def _log_mean(logs: F64, weights: F64) -> F64:
     """ln Σ w_i exp(logs_i) per symbol."""
-    top = logs.max(axis=0)
+    top = np.where(weights[..., None] > 0.0, logs, -np.inf).max(axis=0)
     safe = np.where(np.isneginf(top), 0.0, top)
-    with np.errstate(divide="ignore"):
-        mean: F64 = safe + np.log(weights @ np.exp(logs - safe))
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        terms = np.where(weights[..., None] > 0.0, weights[..., None] * np.exp(logs - safe), 0.0)
+        mean: F64 = safe + np.log(terms.sum(axis=0))
     return mean
 
 
-def normalised(log_f: F64) -> tuple[F64, float]:
-    """(log f with Σ f = 1, log Z). Without any mass the law stays -inf everywhere and log Z is -inf."""
-    top = float(log_f.max())
-    if top == -np.inf:
-        return log_f, -np.inf
-    log_z = top + float(np.log(np.exp(log_f - top).sum()))
-    return log_f - log_z, log_z
+def _of(logprobs: F64, chosen: np.ndarray) -> F64:
+    """float64[..., n_symbols]: the law of the chosen expert at every step."""
+    law: F64 = np.take_along_axis(logprobs, chosen[None, ..., None], axis=0)[0]
+    return law
 
 
-def best(log_f: F64, n: int) -> tuple[tuple[int, float], ...]:
-    """The ``n`` most probable symbols of float64[n_symbols] with their ln f, best first; of equals the lower first."""
-    if n <= 0:
-        return ()
-    n = min(n, len(log_f))
-    least = np.partition(log_f, -n)[-n]
-    candidates = np.flatnonzero(log_f >= least)
-    order = candidates[np.argsort(-log_f[candidates], kind="stable")][:n]
-    return tuple(zip(order.tolist(), log_f[order].tolist(), strict=True))
+def _unit(vectors: F64) -> F64:
+    unit: F64 = vectors / np.sqrt((vectors**2).sum(axis=-1, keepdims=True))
+    return unit
 
 
-def divergence(probs: F64, weights: F64) -> float:
-    """Jensen-Shannon divergence Σ w_i KL(p_i || Σ w_j p_j) of float64[n, n_symbols] laws, in nats (Lin 1991).
-
-    0 where all laws with weight are the same, at most the entropy of the weights.
-    """
-    return max(0.0, _entropy(weights @ probs) - float(weights @ [_entropy(row) for row in probs]))
-
-
-def _entropy(law: F64) -> float:
-    mass = law[law > 0.0]
-    return -float(mass @ np.log(mass))
+def _column(values: F64, n_axes: int) -> F64:
+    return values.reshape(-1, *(1,) * (n_axes - 1))

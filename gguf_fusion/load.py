@@ -25,9 +25,9 @@ from gguf_fusion.engine import Engine, SymbolSpace
 from gguf_fusion.errors import ConfigError, LoadError, ModelFileError, UsageError
 from gguf_fusion.experts.llama import LlamaExpert
 from gguf_fusion.experts.table import TableExpert
+from gguf_fusion.expressions import DEFAULT as DEFAULT_STRATEGY
+from gguf_fusion.expressions import parse
 from gguf_fusion.lanes import Lanes, ThreadedExpert, choose
-from gguf_fusion.strategy import DEFAULT as DEFAULT_STRATEGY
-from gguf_fusion.strategy import parse
 from gguf_fusion.vocabulary import Kind, Vocabulary
 
 _log = logging.getLogger(__name__)

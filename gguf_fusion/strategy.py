@@ -1,29 +1,25 @@
-"""Strategies: ``pool(weight rule)`` expressions, parsed, printed and bound to the experts of one text."""
+"""Strategies at work: a pool and a weight rule bound to the experts of one text."""
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
-from gguf_fusion.arrays import F64, Bool, check_array
+from gguf_fusion import evidence
+from gguf_fusion.arrays import F64, I64, Bool, check_array
 from gguf_fusion.errors import ExpertFailedError, StrategyError
-from gguf_fusion.fusion import POOLS, Parameter, normalised
-from gguf_fusion.weights import RULES
+from gguf_fusion.fusion import POOLS, normalised
+from gguf_fusion.parameters import Number, Numbers, Parameter, Value, shown
+from gguf_fusion.weights import RULES, Members
 
-DEFAULT = "loglinear(w=evidence(eta=0.1, gamma=0.99))"
-"""Ahead of the best single expert on every kind of text in first measurements."""
+__all__ = ["COMMON", "Fused", "Fuser", "PoolFuser", "PoolStrategy", "Strategy", "base_of", "check_laws", "evidence"]
 
-PRESETS = {
-    "average": "linear(w=static)",
-    "bayes": "linear(w=evidence(eta=1, gamma=1))",
-    "harmonic": "power(r=-1, w=static)",
-    "sqrt-product": "loglinear(w=static)",
-}
+COMMON: Mapping[str, Parameter] = {"tau": Numbers(0.01, 100.0), "smooth": Number(0.0, 0.0, 1.0)}
+"""Parameters of every strategy. tau: calibration temperature per expert, p_i ← softmax(ln p_i / τ_i);
+smooth: share ε of the uniform law, f ← (1 − ε) f + ε/|S|."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,195 +31,212 @@ class Fused:
     log_z: float
 
 
-@dataclass(frozen=True, slots=True)
-class Strategy:
-    """A pool with parameters and a weight rule with parameters; ``str`` prints what ``parse`` reads."""
-
-    pool: str
-    pool_parameters: Mapping[str, float]
-    rule: str
-    rule_parameters: Mapping[str, float]
-
-    def __str__(self) -> str:
-        rule = _call(self.rule, [f"{k}={_number(v)}" for k, v in self.rule_parameters.items()])
-        return _call(self.pool, [*(f"{k}={_number(v)}" for k, v in self.pool_parameters.items()), f"w={rule}"])
-
-    def bind(self, n_experts: int, n_symbols: int, base_weights: F64, names: Sequence[str]) -> Fuser:
-        """State for one text. ``base_weights``: float64[n_experts], >= 0 with a positive sum."""
-        check_array("base_weights", base_weights, np.float64, (n_experts,))
-        return Fuser(self, n_symbols, base_weights, names)
-
-
 class Fuser:
-    """The strategy at work on one text: weights, pool, and the evidence gathered so far."""
+    """A strategy on one text. Subclasses fuse; what is common to all is here."""
 
-    def __init__(self, strategy: Strategy, n_symbols: int, base_weights: F64, names: Sequence[str]) -> None:
-        base = base_weights
-        if len(base) != len(names) or not np.isfinite(base).all() or (base < 0).any() or base.sum() <= 0:
-            raise StrategyError(f"weights: expected {len(names)} numbers >= 0 with a positive sum, got {base.tolist()}")
-        self.active: Bool = base > 0
-        """bool[n_experts]: experts that take part; the others have no influence and need no evaluation."""
-        self._names = list(names)
-        self._shape = (len(base), n_symbols)
-        self._weights = base / base.sum()
-        self._pool = POOLS[strategy.pool].function
-        self._pool_parameters = dict(strategy.pool_parameters)
-        mine = base[self.active]
-        self._rule = RULES[strategy.rule].make(mine / mine.sum(), **strategy.rule_parameters)
+    active: Bool
+    """bool[n_experts]: experts that take part; the others have no influence and need no evaluation."""
+
+    def attach(self, experts: Sequence[Any]) -> None:
+        """Give the experts themselves, in order; most strategies need their laws only."""
+
+    def hint(self, text: bytes, task: str = "") -> None:
+        """Give the user's text, and the kind of task where the user names it."""
 
     def observe_prompt(self, logprobs: F64) -> None:
         """float64[n_experts, n_bytes], oldest first: what each expert gave to the bytes of the prompt."""
-        for column in logprobs.T:
-            self._rule.observe(column[self.active])
 
     def fuse(self, logprobs: F64) -> Fused:
         """Fuse float64[n_experts, n_symbols] natural log-probabilities; rows of inactive experts are not read.
 
         Raises ExpertFailedError for NaN or +inf, naming the expert.
         """
-        check_array("logprobs", logprobs, np.float64, self._shape)
-        mine = logprobs[self.active]
-        worst = mine.max(axis=1)
-        if not (worst < np.inf).all():
-            name = [n for n, on in zip(self._names, self.active, strict=True) if on][int(np.argmin(worst < np.inf))]
-            raise ExpertFailedError(name, "its law holds NaN or +inf; the text cannot go on")
-        weights = self._rule.weights(mine)
-        log_f, log_z = normalised(self._pool(mine, weights, **self._pool_parameters))
-        self._weights = np.zeros(len(self.active))
-        self._weights[self.active] = weights
-        return Fused(log_f, self._weights, log_z)
+        raise AssertionError
 
     def advance(self, symbol: int, logprobs: F64, *, generated: bool) -> None:
         """Move past one symbol. Only given text is evidence; what was drawn from the fused law proves nothing."""
-        if not generated:
-            self._rule.observe(logprobs[self.active, symbol])
+
+    def fuse_block(self, logprobs: F64, came: I64) -> tuple[F64, F64, F64]:
+        """Fuse consecutive steps of given text and move past them; equals ``fuse`` and ``advance`` step by step.
+
+        logprobs : float64[n_experts, n_steps, n_symbols];  came : int64[n_steps]
+        Returns (log f float64[n_steps, n_symbols], weights float64[n_experts, n_steps], log Z float64[n_steps]).
+        """
+        laws, weights, totals = [], [], []
+        for t, symbol in enumerate(came.tolist()):
+            here = np.ascontiguousarray(logprobs[:, t])
+            fused = self.fuse(here)
+            self.advance(symbol, here, generated=False)
+            laws.append(fused.log_f)
+            weights.append(fused.weights)
+            totals.append(fused.log_z)
+        return np.array(laws), np.array(weights).T, np.array(totals)
 
     def responsibility(self, symbol: int, logprobs: F64) -> F64:
         """float64[n_experts], sum 1: w_i p_i(symbol) normalised, each expert's part in a mixture of this step."""
-        parts = np.where(self.active, self._weights * np.exp(logprobs[:, symbol]), 0.0)
+        weights = self.last_weights
+        parts = np.where(self.active, weights * np.exp(logprobs[:, symbol]), 0.0)
         total = float(parts.sum())
-        shares: F64 = parts / total if total > 0 else self._weights.copy()
+        shares: F64 = parts / total if total > 0 else weights.copy()
         return shares
+
+    last_weights: F64
+    """float64[n_experts]: weights of the last fused step; before the first one the base weights."""
 
     def snapshot(self) -> Any:
         """A copy of the gathered evidence."""
-        return self._rule.state()
+        raise AssertionError
 
     def restore(self, snapshot: Any) -> None:
         """Return to a copied state."""
-        self._rule.set_state(snapshot)
+        raise AssertionError
+
+
+class Strategy(Protocol):
+    """What fuses: ``str`` prints what ``expressions.parse`` reads."""
+
+    def bind(
+        self, n_experts: int, n_symbols: int, base_weights: F64, names: Sequence[str], roles: Sequence[str] = ()
+    ) -> Fuser:
+        """State for one text. ``base_weights``: float64[n_experts], >= 0 with a positive sum; ``roles``: per expert."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
-    """One row of ``gguf-fusion strategies``."""
+class PoolStrategy:
+    """A pool with parameters and a weight rule with parameters."""
 
-    name: str
-    kind: str
-    formula: str
-    source: str
-    defaults: Mapping[str, float] = field(default_factory=dict)
+    pool: str
+    pool_parameters: Mapping[str, Value]
+    rule: str
+    rule_parameters: Mapping[str, Value]
+
+    def __str__(self) -> str:
+        rule = _call(self.rule, self.rule_parameters, RULES[self.rule].parameters)
+        return _call(self.pool, self.pool_parameters, {**POOLS[self.pool].parameters, **COMMON}, f"w={rule}")
+
+    def bind(
+        self, n_experts: int, n_symbols: int, base_weights: F64, names: Sequence[str], roles: Sequence[str] = ()
+    ) -> PoolFuser:
+        check_array("base_weights", base_weights, np.float64, (n_experts,))
+        return PoolFuser(self, n_symbols, base_weights, names, roles)
 
 
-def listing() -> list[Listing]:
-    """All pools, weight rules and presets."""
-    parts = [("pool", p) for p in POOLS.values()] + [("weight rule", r) for r in RULES.values()]
-    rows = [
-        Listing(p.name, kind, p.formula, p.source, {k: v.default for k, v in p.parameters.items()}) for kind, p in parts
+def _call(name: str, values: Mapping[str, Value], known: Mapping[str, Parameter], *more: str) -> str:
+    """``name(key=value, …)`` with the parameters that are not as usual, and those that always stand there."""
+    given = [
+        f"{key}={shown(value)}"
+        for key, value in values.items()
+        if value != known[key].default or getattr(known[key], "always", False)
     ]
-    return rows + [Listing(name, "preset", expression, "") for name, expression in PRESETS.items()]
-
-
-_TOKEN = re.compile(r"\s*([A-Za-z][\w-]*|[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[(),=])")
-
-
-def parse(text: str) -> Strategy:
-    """Read ``pool(parameter=…, w=rule(parameter=…))`` or the name of a preset; raises StrategyError."""
-    text = PRESETS.get(text.strip(), text)
-    tokens = _tokens(text)
-    pool, arguments, end = _expression(tokens, 0, text)
-    if end != len(tokens):
-        raise StrategyError(f"strategy {text!r}: expected the end, got {tokens[end]!r}")
-    if pool not in POOLS:
-        raise _unknown("strategy", pool, [*POOLS, *PRESETS])
-    rule, rule_arguments = "static", {}
-    if "w" in arguments:
-        rule, rule_arguments = arguments.pop("w")
-        if rule not in RULES:
-            raise _unknown("weight rule", rule, list(RULES))
-    return Strategy(
-        pool,
-        _checked(pool, arguments, POOLS[pool].parameters),
-        rule,
-        _checked(rule, rule_arguments, RULES[rule].parameters),
-    )
-
-
-def _tokens(text: str) -> list[str]:
-    tokens, position = [], 0
-    while text[position:].strip():
-        match = _TOKEN.match(text, position)
-        if not match:
-            raise StrategyError(f"strategy {text!r}: cannot read {text[position:]!r} at position {position}")
-        tokens.append(match[1])
-        position = match.end()
-    if not tokens:
-        raise StrategyError(f"strategy: expected pool(weight rule) such as {DEFAULT!r}, got nothing")
-    return tokens
-
-
-def _expression(tokens: list[str], at: int, text: str) -> tuple[str, dict[str, Any], int]:
-    """(name, arguments, next position) of ``name`` or ``name(key=value, …)``."""
-    name, at = tokens[at], at + 1
-    arguments: dict[str, Any] = {}
-    if at >= len(tokens) or tokens[at] != "(":
-        return name, arguments, at
-    at += 1
-    while at < len(tokens) and tokens[at] != ")":
-        if at + 1 < len(tokens) and tokens[at + 1] == "=":
-            key, at = tokens[at], at + 2
-        else:
-            key = "w"  # a lone rule: linear(evidence)
-        if at >= len(tokens) or tokens[at] in "(),=":
-            raise StrategyError(f"strategy {text!r}: expected a value for {key!r}")
-        if key in arguments:
-            raise StrategyError(f"strategy {text!r}: {key!r} is given twice")
-        if key == "w":
-            rule, inner, at = _expression(tokens, at, text)
-            arguments[key] = rule, inner
-        else:
-            arguments[key], at = tokens[at], at + 1
-        if at < len(tokens) and tokens[at] == ",":
-            at += 1
-    if at >= len(tokens):
-        raise StrategyError(f"strategy {text!r}: a closing parenthesis is missing")
-    return name, arguments, at + 1
-
-
-def _checked(owner: str, given: Mapping[str, Any], known: Mapping[str, Parameter]) -> dict[str, float]:
-    values = {name: parameter.default for name, parameter in known.items()}
-    for key, raw in given.items():
-        if key not in known:
-            raise _unknown(f"parameter of {owner}", key, list(known))
-        try:
-            value = float(raw)
-        except (TypeError, ValueError):
-            raise StrategyError(f"{owner}: {key} expects a number, got {raw!r}") from None
-        if not known[key].low <= value <= known[key].high:
-            raise StrategyError(f"{owner}: {key} lies in [{known[key].low:g}, {known[key].high:g}], got {value:g}")
-        values[key] = value
-    return values
-
-
-def _unknown(what: str, name: str, known: list[str]) -> StrategyError:
-    near = difflib.get_close_matches(name, known, 1, 0.4)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
-    return StrategyError(f"unknown {what} {name!r}; {hint}")
-
-
-def _call(name: str, arguments: list[str]) -> str:
+    arguments = [*given, *more]
     return f"{name}({', '.join(arguments)})" if arguments else name
 
 
-def _number(value: float) -> str:
-    return repr(int(value)) if value == int(value) else repr(value)
+def base_of(base_weights: F64, names: Sequence[str]) -> F64:
+    """The weights scaled to sum 1; raises StrategyError unless they are one number >= 0 per expert, not all 0."""
+    base = base_weights
+    if len(base) != len(names) or not np.isfinite(base).all() or (base < 0).any() or base.sum() <= 0:
+        raise StrategyError(f"weights: expected {len(names)} numbers >= 0 with a positive sum, got {base.tolist()}")
+    scaled: F64 = base / base.sum()
+    return scaled
+
+
+def check_laws(logprobs: F64, names: Sequence[str]) -> None:
+    """Raise ExpertFailedError, naming the expert, if float64[n_experts, ..., n_symbols] holds NaN or +inf."""
+    worst = logprobs.max(axis=tuple(range(1, logprobs.ndim)))
+    if not (worst < np.inf).all():
+        name = names[int(np.argmin(worst < np.inf))]
+        raise ExpertFailedError(name, "its law holds NaN or +inf; the text cannot go on")
+
+
+class PoolFuser(Fuser):
+    """The strategy at work on one text: weights, pool, and the evidence gathered so far."""
+
+    def __init__(
+        self, strategy: PoolStrategy, n_symbols: int, base_weights: F64, names: Sequence[str], roles: Sequence[str] = ()
+    ) -> None:
+        self.last_weights = base_of(base_weights, names)
+        self.active = self.last_weights > 0
+        on = self.active.tolist()
+        self._names = [name for name, active in zip(names, on, strict=True) if active]
+        self._shape = (len(names), n_symbols)
+        pool = POOLS[strategy.pool]
+        parameters: dict[str, Any] = dict(strategy.pool_parameters)
+        self._smooth: float = parameters.pop("smooth")
+        self._tau = self._for_active(strategy.pool, "tau", parameters.pop("tau"), on)
+        if "a" in parameters:
+            parameters["a"] = tuple(self._for_active(strategy.pool, "a", parameters["a"], on))
+        base = self.last_weights[self.active]
+        if pool.needs_names:
+            parameters |= {"names": self._names, "base": base}
+        self._pool, self._parameters = pool.function, parameters
+        mine = [role for role, active in zip(roles, on, strict=True) if active] if roles else []
+        members = Members(base / base.sum(), self._names, mine, n_symbols)
+        rule_parameters = dict(strategy.rule_parameters)
+        for key in ("start", "end"):
+            if key in rule_parameters:
+                rule_parameters[key] = tuple(self._for_active(strategy.rule, key, rule_parameters[key], on))
+        self._rule = RULES[strategy.rule].make(members, **rule_parameters)
+
+    @staticmethod
+    def _for_active(owner: str, key: str, given: Any, on: Sequence[bool]) -> F64:
+        """The numbers of the active experts out of a list with one per expert."""
+        if len(given) not in (0, len(on)):
+            raise StrategyError(f"{owner}: expected {len(on)} numbers in {key}, one per expert, got {len(given)}")
+        return np.array([value for value, active in zip(given, on, strict=False) if active], np.float64)
+
+    def hint(self, text: bytes, task: str = "") -> None:
+        self._rule.hint(text, task)
+
+    def observe_prompt(self, logprobs: F64) -> None:
+        for column in logprobs.T:
+            self._rule.observe(column[self.active])
+
+    def fuse(self, logprobs: F64) -> Fused:
+        check_array("logprobs", logprobs, np.float64, self._shape)
+        mine = logprobs[self.active]
+        check_laws(mine, self._names)
+        mine = self._calibrated(mine)
+        weights = self._rule.weights(mine)
+        log_f, log_z = normalised(self._pool(mine, weights, **self._parameters))
+        self.last_weights = np.zeros(len(self.active))
+        self.last_weights[self.active] = weights
+        return Fused(self._smoothed(log_f), self.last_weights, float(log_z))
+
+    def advance(self, symbol: int, logprobs: F64, *, generated: bool) -> None:
+        mine = logprobs[self.active]
+        gained = self._calibrated(mine)[:, symbol] if len(self._tau) else mine[:, symbol]
+        self._rule.advance(gained, symbol, generated=generated)
+
+    def fuse_block(self, logprobs: F64, came: I64) -> tuple[F64, F64, F64]:
+        mine = logprobs[self.active]
+        check_laws(mine, self._names)
+        mine = self._calibrated(mine)
+        gained = np.take_along_axis(mine, came[None, :, None], axis=2)[:, :, 0]
+        weights = self._rule.block(mine, gained, came)
+        log_f, log_z = normalised(self._pool(mine, weights, **self._parameters))
+        every = np.zeros((len(self.active), len(came)))
+        every[self.active] = weights
+        if len(came):
+            self.last_weights = every[:, -1].copy()
+        return self._smoothed(log_f), every, log_z
+
+    def _calibrated(self, logprobs: F64) -> F64:
+        if not len(self._tau):
+            return logprobs
+        law, _ = normalised(logprobs / self._tau.reshape(-1, *(1,) * (logprobs.ndim - 1)))
+        return law
+
+    def _smoothed(self, log_f: F64) -> F64:
+        if not self._smooth:
+            return log_f
+        with np.errstate(divide="ignore"):
+            law: F64 = np.log((1.0 - self._smooth) * np.exp(log_f) + self._smooth / log_f.shape[-1])
+        return law
+
+    def snapshot(self) -> Any:
+        return self._rule.state()
+
+    def restore(self, snapshot: Any) -> None:
+        self._rule.set_state(snapshot)

@@ -16,10 +16,10 @@ from gguf_fusion.cover.tree import CoverTree
 from gguf_fusion.engine import Engine, SymbolSpace
 from gguf_fusion.errors import ContextOverflowError, ExpertFailedError
 from gguf_fusion.experts.table import TableExpert
+from gguf_fusion.expressions import parse
 from gguf_fusion.lanes import LanePlan, Lanes, lane_plan, serial_plan
 from gguf_fusion.records import END
 from gguf_fusion.sampling import Sampler, SamplingParams
-from gguf_fusion.strategy import parse
 from gguf_fusion.testing import nested_vocabulary
 from gguf_fusion.vocabulary import Kind, Vocabulary
 

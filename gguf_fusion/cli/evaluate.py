@@ -21,9 +21,9 @@ from gguf_fusion.evaluate import report, trace_cache
 from gguf_fusion.evaluate.score import Document, DocumentScore, score_trace, total
 from gguf_fusion.evaluate.scorer import Scorer, Settings
 from gguf_fusion.evaluate.windows import CONTEXT, SIZE
+from gguf_fusion.expressions import DEFAULT as DEFAULT_STRATEGY
+from gguf_fusion.expressions import parse
 from gguf_fusion.load import Member, Options, members_from, members_of
-from gguf_fusion.strategy import DEFAULT as DEFAULT_STRATEGY
-from gguf_fusion.strategy import parse
 
 
 @click.command()

@@ -7,7 +7,8 @@ from dataclasses import asdict
 import click
 
 from gguf_fusion.cli._output import print_json, print_line, print_table
-from gguf_fusion.strategy import DEFAULT, listing
+from gguf_fusion.expressions import DEFAULT, listing
+from gguf_fusion.parameters import shown
 
 
 @click.command()
@@ -20,7 +21,8 @@ def strategies(as_json: bool) -> None:
         return
     table = []
     for row in rows:
-        defaults = ", ".join(f"{name}={value:g}" for name, value in row.defaults.items())
-        table.append([row.name, row.kind, row.formula, defaults, row.source])
+        defaults = ", ".join(f"{name}={shown(value)}" for name, value in row.defaults.items() if value not in ("", ()))
+        name = " = ".join((row.name, *row.aliases))
+        table.append([name, row.kind, row.formula, defaults, row.source])
     print_table(["NAME", "KIND", "FORMULA", "DEFAULTS", "SOURCE"], table)
     print_line(f"\ndefault: {DEFAULT}")

@@ -18,7 +18,7 @@ _N_SHARES = 7
 _PRIOR_BITS = 2.0
 _PRIOR_COUNT = 2.0
 
-_FLOOR = 1e-3
+FLOOR = 1e-3
 """Share of the uniform law in a stand-in: no symbol is ever impossible."""
 
 
@@ -35,9 +35,9 @@ def fill(probs: F64, shares: F64, weights: F64, stand_ins: F64, alone: Callable[
     np.matmul((1.0 - np.eye(len(weights))) * weights, probs, out=stand_ins)
     masses = stand_ins.sum(axis=1)
     for i, mass in enumerate(masses):
-        if mass > _FLOOR:
-            stand_ins[i] *= (1.0 - _FLOOR) / mass
-            stand_ins[i] += _FLOOR / probs.shape[1]
+        if mass > FLOOR:
+            stand_ins[i] *= (1.0 - FLOOR) / mass
+            stand_ins[i] += FLOOR / probs.shape[1]
         else:
             stand_ins[i] = alone(i)
     probs += shares[:, None] * stand_ins
@@ -65,8 +65,8 @@ class WordStarts:
     def expect(self, last: int) -> F64:
         """float64[257], sum 1: the expected first-symbol law after byte ``last``."""
         law: F64 = self._by_byte[last] + self._general * (_PRIOR / self._general.sum())
-        law *= (1.0 - _FLOOR) / law.sum()
-        law += _FLOOR / N_SYMBOLS
+        law *= (1.0 - FLOOR) / law.sum()
+        law += FLOOR / N_SYMBOLS
         return law
 
     def copy(self) -> WordStarts:

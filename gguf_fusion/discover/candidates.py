@@ -17,9 +17,9 @@ import numpy as np
 
 from gguf_fusion.discover.corpus import Corpus, Doc
 from gguf_fusion.errors import StrategyError, UsageError
+from gguf_fusion.expressions import parse
 from gguf_fusion.formula.fuser import Formula, parse_formula
 from gguf_fusion.formula.nodes import Expert, Fuse, Node
-from gguf_fusion.strategy import parse
 
 
 @dataclass(frozen=True, slots=True)

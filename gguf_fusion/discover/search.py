@@ -15,8 +15,8 @@ from gguf_fusion.discover.parameters import starting_points, tuned
 from gguf_fusion.discover.stacking import stacked
 from gguf_fusion.errors import UsageError
 from gguf_fusion.evaluate.statistics import Gain, bootstrap_gain
+from gguf_fusion.expressions import DEFAULT
 from gguf_fusion.formula.nodes import Expert
-from gguf_fusion.strategy import DEFAULT
 
 TIERS = (1, 2, 3)
 FIT_BYTES = 24_000

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
 from gguf_fusion.arrays import F32, F64, Bool
-from gguf_fusion.cover.ghosts import fill
+from gguf_fusion.cover.ghosts import FLOOR
 from gguf_fusion.evaluate.trace import Trace
 from gguf_fusion.fusion import linear, normalised
 from gguf_fusion.records import N_SYMBOLS
-from gguf_fusion.strategy import Fused, Strategy
+from gguf_fusion.strategy import Strategy
 
 _LN2 = float(np.log(2.0))
 
@@ -173,39 +172,36 @@ def _expert(trace: Trace, columns: np.ndarray) -> ExpertScore:
     )
 
 
-def fuse(trace: Trace, strategy: Strategy, weights: F64) -> FusedScore:
-    """Run a strategy over a trace, step by step as the engine does it on observed text.
+def fuse(trace: Trace, strategy: Strategy, weights: F64, roles: Sequence[str] = ()) -> FusedScore:
+    """Run a strategy over a trace, block by block; the engine does the same step by step on observed text.
 
-    The whole document is evidence, context included; only scored bytes count. Where the other experts' weights have
-    vanished the engine lets an expert's own tree stand in for its ghosts; here the others speak with equal weights.
+    The whole document is evidence, context included; only scored bytes count. In the engine the weights in force mix
+    what stands in for an expert's ghosts, here the given weights do: they are a share of about a hundredth.
     """
     n_experts = len(trace.names)
-    fuser = strategy.bind(n_experts, N_SYMBOLS, weights, trace.names)
-    last: F64 = weights / weights.sum()
-    equal = (1.0 - np.eye(n_experts)) / max(1, n_experts - 1)
+    fuser = strategy.bind(n_experts, N_SYMBOLS, weights, trace.names, roles)
+    base = weights / weights.sum()
     n = len(trace.text)
     log_f, confidence, brier = np.zeros(n), np.zeros(n, np.float32), np.zeros(n)
     correct = np.zeros(n, np.bool_)
-    stand_ins = np.zeros((n_experts, N_SYMBOLS))
+    text = np.frombuffer(trace.text, np.uint8).astype(np.int64)
     empty_pools = 0
-    for first, block, shares in trace.blocks():
-        for t, probs in enumerate(block):
-            at = first + t
-            symbol = trace.text[at]
-            fill(probs, shares[t], last, stand_ins, partial(_others, equal, probs))
-            with np.errstate(divide="ignore"):
-                logprobs = np.log(probs)
-            fused = fuser.fuse(logprobs)
-            if fused.log_z == -np.inf:
-                empty_pools += bool(trace.scored[at])
-                law, log_z = normalised(linear(logprobs, fused.weights))
-                fused = Fused(law, fused.weights, log_z)
-            last = fused.weights
-            fuser.advance(symbol, logprobs, generated=False)
-            law = np.exp(fused.log_f)
-            best = int(law.argmax())
-            log_f[at], confidence[at], correct[at] = fused.log_f[symbol], law[best], best == symbol
-            brier[at] = law @ law - 2.0 * law[symbol] + 1.0
+    for first, probs, shares in trace.blocks():
+        at = slice(first, first + len(probs))
+        came = text[at]
+        with np.errstate(divide="ignore"):
+            logprobs = np.log(filled_block(probs, shares, base)).transpose(1, 0, 2)
+        laws, mixed, log_z = fuser.fuse_block(logprobs, came)
+        empty = np.isneginf(log_z)
+        if empty.any():
+            empty_pools += int((empty & trace.scored[at]).sum())
+            laws[empty] = normalised(linear(logprobs[:, empty], mixed[:, empty]))[0]
+        steps = np.arange(len(came))
+        law = np.exp(laws)
+        best = law.argmax(axis=1)
+        given = laws[steps, came]
+        log_f[at], confidence[at], correct[at] = given, law[steps, best], best == came
+        brier[at] = (law * law).sum(axis=1) - 2.0 * np.exp(given) + 1.0
     kept = trace.scored
     return FusedScore(
         bits=float(-log_f[kept].sum() / _LN2),
@@ -218,10 +214,28 @@ def fuse(trace: Trace, strategy: Strategy, weights: F64) -> FusedScore:
     )
 
 
-def _others(equal: F64, probs: F64, i: int) -> F64:
-    """float64[n_symbols]: the evaluated laws of all experts but ``i``, with equal weights."""
-    law: F64 = equal[i] @ probs
-    return law
+def filled_block(probs: F64, shares: F64, weights: F64) -> F64:
+    """float64[m, n_experts, n_symbols], rows sum to 1: ``cover.ghosts.fill`` on many steps at once, in place.
+
+    probs : float64[m, n_experts, n_symbols], rows sum to 1 - shares;  shares : float64[m, n_experts]
+    Where the others know nothing (no weight, no mass), those with any mass speak with equal weights, else all alike.
+    """
+    n = len(weights)
+    if n == 1:
+        return probs
+    others = 1.0 - np.eye(n)
+    stand_in = np.matmul(others * weights, probs)
+    mass = stand_in.sum(axis=2, keepdims=True)
+    if (unknown := mass[:, :, 0] <= FLOOR).any():
+        equal = np.matmul(others, probs)
+        total = equal.sum(axis=2, keepdims=True)
+        flat = np.full_like(equal, 1.0 / probs.shape[2])
+        stand_in[unknown] = np.divide(equal, total, out=flat, where=total > 0.0)[unknown]
+        mass[unknown] = 1.0
+    stand_in *= (1.0 - FLOOR) / mass
+    stand_in += FLOOR / probs.shape[2]
+    probs += shares[:, :, None] * stand_in
+    return probs
 
 
 def total(scores: Sequence[DocumentScore], name: str = "all", domain: str = "") -> DocumentScore:

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from gguf_fusion.arrays import F64, Bool
-from gguf_fusion.errors import ExpertFailedError, StrategyError
+from gguf_fusion.arrays import F64, I64
+from gguf_fusion.errors import StrategyError
 from gguf_fusion.formula.features import Steps
 from gguf_fusion.formula.nodes import Expert, Fuse, Memory, Node, Pool
 from gguf_fusion.formula.reading import Reader
+from gguf_fusion.strategy import Fused, Fuser, base_of, check_laws
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,9 @@ class Formula:
     def __str__(self) -> str:
         return f"formula({self.root})"
 
-    def bind(self, n_experts: int, n_symbols: int, base_weights: F64, names: Sequence[str]) -> FormulaFuser:
+    def bind(
+        self, n_experts: int, n_symbols: int, base_weights: F64, names: Sequence[str], roles: Sequence[str] = ()
+    ) -> FormulaFuser:
         """State for one text; experts that the formula does not name take no part."""
         return FormulaFuser(self, n_symbols, base_weights, names)
 
@@ -34,7 +37,7 @@ def parse_formula(text: str, parse_strategy: Callable[[str], Any]) -> Formula:
     return Formula(Reader(text, parse_strategy).whole())
 
 
-class FormulaFuser:
+class FormulaFuser(Fuser):
     """The tree with what its nodes learned from one text."""
 
     def __init__(self, formula: Formula, n_symbols: int, base_weights: F64, names: Sequence[str]) -> None:
@@ -45,19 +48,17 @@ class FormulaFuser:
                 f"formula: no expert with a weight is called {missing[0]!r} here; the experts are {', '.join(names)}"
             )
         every = any(isinstance(node, Fuse) for node in nodes)
-        self.active: Bool = (base_weights > 0.0) & np.array([every or name in named for name in names])
-        """bool[n_experts]: experts that take part."""
+        self.active = (base_weights > 0.0) & np.array([every or name in named for name in names])
         self._names = [name for name, on in zip(names, self.active, strict=True) if on]
         self._root = formula.root
         self._learners = [node for node in nodes if isinstance(node, Pool)]
         self._strategies = [node for node in nodes if isinstance(node, Fuse)]
         self._memory = Memory(formula.root, self._names, base_weights[self.active], n_symbols)
-        self._weights = np.where(self.active, base_weights, 0.0)
-        self._weights /= self._weights.sum()
+        self.last_weights = base_of(np.where(self.active, base_weights, 0.0), names)
         self._before = n_symbols - 1
 
     def observe_prompt(self, logprobs: F64) -> None:
-        """float64[n_experts, n_bytes], oldest first: what each expert gave to the bytes of the prompt.
+        """See ``Fuser``.
 
         The whole laws of a prompt are not known; inner nodes are judged by the unnormalised pool of these values.
         """
@@ -66,19 +67,21 @@ class FormulaFuser:
             nothing = np.full(len(laws), self._before)
             self._root.law(Steps(laws, nothing, np.zeros(len(laws), np.int64), partial=True), self._memory)
 
-    def law(self, logprobs: F64) -> F64:
-        """float64[n_symbols]: the law of the next symbol, from float64[n_experts, n_symbols] natural logs."""
+    def fuse(self, logprobs: F64) -> Fused:
         mine = logprobs[self.active]
-        worst = mine.max(axis=1)
-        if not (worst < np.inf).all():
-            name = self._names[int(np.argmin(worst < np.inf))]
-            raise ExpertFailedError(name, "its law holds NaN or +inf; the text cannot go on")
-        steps = Steps(mine[None], np.array([self._before]), None)
-        law: F64 = self._root.law(steps, self._memory)[0]
-        return law
+        check_laws(mine, self._names)
+        law = self._root.law(Steps(mine[None], np.array([self._before]), None), self._memory)[0]
+        return Fused(law, self.last_weights, 0.0)
+
+    def fuse_block(self, logprobs: F64, came: I64) -> tuple[F64, F64, F64]:
+        mine = logprobs[self.active]
+        check_laws(mine, self._names)
+        before = np.concatenate([[self._before], came[:-1]])
+        law = self._root.law(Steps(mine.transpose(1, 0, 2), before, came), self._memory)
+        self._before = int(came[-1]) if len(came) else self._before
+        return law, np.repeat(self.last_weights[:, None], len(came), axis=1), np.zeros(len(came))
 
     def advance(self, symbol: int, logprobs: F64, *, generated: bool) -> None:
-        """Move past one symbol; only given text is evidence."""
         for node in self._strategies:
             self._memory.state[id(node)].advance(symbol, logprobs[self.active], generated=generated)
         for learner in self._learners:
@@ -89,13 +92,11 @@ class FormulaFuser:
         self._before = symbol
 
     def snapshot(self) -> Any:
-        """A copy of what was learned."""
         state = self._memory.state
         fusers = {id(node): state[id(node)].snapshot() for node in self._strategies}
         return self._before, {key: value for key, value in state.items() if key not in fusers}, fusers
 
     def restore(self, snapshot: Any) -> None:
-        """Return to a copied state."""
         self._before, learned, fusers = snapshot
         for key in [key for key in self._memory.state if key not in fusers]:
             del self._memory.state[key]

@@ -82,13 +82,10 @@ class Fuse(Node):
         fuser = memory.state[id(self)]
         if steps.partial:
             return self._observed(fuser, steps)
-        out = np.empty((len(steps.laws), steps.laws.shape[2]))
-        for t, laws in enumerate(steps.laws):
-            fused = fuser.fuse(laws)
-            out[t] = fused.log_f
-            if steps.came is not None:
-                fuser.advance(int(steps.came[t]), laws, generated=False)
-        return out
+        if steps.came is None:
+            law: F64 = fuser.fuse(np.ascontiguousarray(steps.laws[0])).log_f[None]
+            return law
+        return rows_normalised(fuser.fuse_block(steps.laws.transpose(1, 0, 2), steps.came)[0], steps)
 
     @staticmethod
     def _observed(fuser: Any, steps: Steps) -> F64:

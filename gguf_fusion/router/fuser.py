@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gguf_fusion.arrays import F64, Bool
-from gguf_fusion.errors import ExpertFailedError, StrategyError
+from gguf_fusion.arrays import F64
+from gguf_fusion.errors import StrategyError
 from gguf_fusion.router.head import RUNNING, Head, features, fused
+from gguf_fusion.strategy import Fused, Fuser, check_laws
 
 
 class HiddenExpert(Protocol):
@@ -33,13 +34,15 @@ class Routed:
         form = "hard" if (head.hard if self.hard is None else self.hard) else "soft"
         return f"fusionroute({form}, lambda={head.lam:.4g}, router={head.router})"
 
-    def bind(self, n_experts: int, n_symbols: int, base_weights: F64, names: Sequence[str]) -> RouterFuser:
+    def bind(
+        self, n_experts: int, n_symbols: int, base_weights: F64, names: Sequence[str], roles: Sequence[str] = ()
+    ) -> RouterFuser:
         """State for one text; ``attach`` the router expert before the first step."""
         head = self.head if self.hard is None else replace(self.head, hard=self.hard)
         return RouterFuser(head, base_weights, names)
 
 
-class RouterFuser:
+class RouterFuser(Fuser):
     """Chooses an expert, or mixes them, by the router's hidden state, and adds the router's own law."""
 
     def __init__(self, head: Head, base_weights: F64, names: Sequence[str]) -> None:
@@ -50,8 +53,8 @@ class RouterFuser:
                 f"here {missing[0]!r} is missing (loaded: {', '.join(names)})"
             )
         self.head = head
-        self.active: Bool = np.array([name in head.experts or name == head.router for name in names])
-        """bool[n_experts]: experts that take part."""
+        self.active = np.array([name in head.experts or name == head.router for name in names])
+        self.last_weights = np.array([float(name in head.experts) for name in names]) / len(head.experts)
         self._mine = [list(names).index(name) for name in head.experts]
         self._router = list(names).index(head.router)
         self._names = list(names)
@@ -62,14 +65,12 @@ class RouterFuser:
         self._n_observed = 0
 
     def attach(self, experts: Sequence[Any]) -> None:
-        """Give the experts in the order of the names; the router's must keep hidden states."""
         expert = experts[self._router]
         if not hasattr(expert, "hidden"):
             raise StrategyError(f"expert {self.head.router!r} gives no hidden states; load it as a router")
         self._expert = expert
 
     def observe_prompt(self, logprobs: F64) -> None:
-        """float64[n_experts, n_bytes]: what each expert gave to the bytes of the prompt."""
         for column in logprobs[self._mine].T:
             self._observe(column)
 
@@ -93,21 +94,19 @@ class RouterFuser:
         bits: F64 = self._running / (seen or 1.0)
         return bits
 
-    def law(self, logprobs: F64) -> tuple[F64, F64]:
-        """(log f float64[n_symbols], weights float64[n_experts]) from float64[n_experts, n_symbols] natural logs."""
-        for i in (*self._mine, self._router):
-            if not logprobs[i].max() < np.inf:
-                raise ExpertFailedError(self._names[i], "its law holds NaN or +inf; the text cannot go on")
+    def fuse(self, logprobs: F64) -> Fused:
+        used = [*self._mine, self._router]
+        check_laws(logprobs[used], [self._names[i] for i in used])
         omega = self.omega(logprobs)
         log_f = fused(
             omega[None], self.head.lam, logprobs[None, self._mine], logprobs[None, self._router], hard=self.head.hard
         )[0]
         weights = np.zeros(len(self._names))
         weights[self._mine] = np.eye(len(omega))[omega.argmax()] if self.head.hard else omega
-        return log_f, weights
+        self.last_weights = weights
+        return Fused(log_f, weights, 0.0)
 
     def advance(self, symbol: int, logprobs: F64, *, generated: bool) -> None:
-        """Move past one symbol; only given text is evidence."""
         self._since += 1
         if not generated:
             self._observe(logprobs[self._mine, symbol])
@@ -118,11 +117,9 @@ class RouterFuser:
         self._n_observed += 1
 
     def snapshot(self) -> Any:
-        """A copy of what changes."""
         return self._news, self._since, self._running.copy(), self._n_observed
 
     def restore(self, snapshot: Any) -> None:
-        """Return to a copied state."""
         self._news, self._since, running, self._n_observed = snapshot
         self._running = running.copy()
 

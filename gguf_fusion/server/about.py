@@ -11,11 +11,11 @@ from fastapi import FastAPI
 from gguf_fusion import __version__
 from gguf_fusion.chat import NO_TEMPLATE
 from gguf_fusion.experts.base import Expert
+from gguf_fusion.expressions import listing
 from gguf_fusion.sampling import sampling_params
 from gguf_fusion.server.bodies import DetokenizeBody, TokenizeBody
 from gguf_fusion.server.errors import RefusedError
 from gguf_fusion.server.service import Service
-from gguf_fusion.strategy import listing
 
 
 class AboutRoutes:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gguf_fusion.ensemble import Ensemble, Weights
+from gguf_fusion.expressions import parse
 from gguf_fusion.server.errors import RefusedError
 from gguf_fusion.server.owner import Owner
-from gguf_fusion.strategy import parse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import json
 from click.testing import CliRunner
 
 from gguf_fusion.cli import main
-from gguf_fusion.strategy import listing, parse
+from gguf_fusion.expressions import listing, parse
 
 
 def test_table_and_json() -> None:

@@ -13,7 +13,7 @@ from gguf_fusion.evaluate.score import Document, DocumentScore, score_trace, tot
 from gguf_fusion.evaluate.scorer import Scorer, Settings
 from gguf_fusion.evaluate.windows import FIRST_BYTES, windows
 from gguf_fusion.experts.table import TableExpert
-from gguf_fusion.strategy import parse
+from gguf_fusion.expressions import parse
 from gguf_fusion.testing import byte_vocabulary, nested_vocabulary
 
 VOCABULARY = nested_vocabulary()

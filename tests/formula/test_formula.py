@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_fusion.errors import StrategyError
+from gguf_fusion.expressions import parse
 from gguf_fusion.formula.features import FEATURES, Steps
 from gguf_fusion.formula.fuser import parse_formula
 from gguf_fusion.formula.nodes import Memory
-from gguf_fusion.strategy import parse
 
 NAMES = ("coder", "chat", "a b.gguf")
 S = 17
@@ -60,7 +60,7 @@ def test_step_by_step_equals_at_once(text):
     fuser = formula.bind(len(NAMES), S, np.ones(len(NAMES)), NAMES)
     steps = []
     for step, symbol in zip(laws, came, strict=True):
-        steps.append(fuser.law(step))
+        steps.append(fuser.fuse(step).log_f)
         fuser.advance(int(symbol), step, generated=False)
     np.testing.assert_allclose(np.array(steps), at_once(formula, laws, came), atol=1e-9)
 
@@ -71,15 +71,15 @@ def test_snapshot_restores(text):
     fuser = parse_formula(text, parse).bind(len(NAMES), S, np.ones(len(NAMES)), NAMES)
     laws, came = some_text()
     for step, symbol in zip(laws[:10], came[:10], strict=True):
-        fuser.law(step)
+        fuser.fuse(step).log_f
         fuser.advance(int(symbol), step, generated=False)
     kept = fuser.snapshot()
-    wanted = fuser.law(laws[10]).copy()
+    wanted = fuser.fuse(laws[10]).log_f.copy()
     for step, symbol in zip(laws[10:20], came[10:20], strict=True):
-        fuser.law(step)
+        fuser.fuse(step).log_f
         fuser.advance(int(symbol), step, generated=False)
     fuser.restore(kept)
-    np.testing.assert_array_equal(fuser.law(laws[10]), wanted)
+    np.testing.assert_array_equal(fuser.fuse(laws[10]).log_f, wanted)
 
 
 def test_generated_symbols_are_no_evidence():
@@ -87,9 +87,9 @@ def test_generated_symbols_are_no_evidence():
     formula = parse_formula('formula(linear(eta=1, gamma=1, 1*"coder", 1*"chat"))', parse)
     laws, came = some_text()
     fuser = formula.bind(len(NAMES), S, np.ones(len(NAMES)), NAMES)
-    fresh = fuser.law(laws[0]).copy()
+    fresh = fuser.fuse(laws[0]).log_f.copy()
     fuser.advance(int(came[0]), laws[0], generated=True)
-    np.testing.assert_array_equal(fuser.law(laws[0]), fresh)
+    np.testing.assert_array_equal(fuser.fuse(laws[0]).log_f, fresh)
 
 
 def test_pools_agree_with_the_registry():
@@ -114,9 +114,9 @@ def test_prompt_bytes_are_evidence():
     one, two = (formula.bind(len(NAMES), S, np.ones(len(NAMES)), NAMES) for _ in range(2))
     one.observe_prompt(laws[np.arange(20), :, came[:20]].T)
     for step, symbol in zip(laws[:20], came[:20], strict=True):
-        two.law(step)
+        two.fuse(step)
         two.advance(int(symbol), step, generated=False)
-    np.testing.assert_allclose(one.law(laws[20]), two.law(laws[20]), atol=1e-9)
+    np.testing.assert_allclose(one.fuse(laws[20]).log_f, two.fuse(laws[20]).log_f, atol=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from gguf_fusion.hub.obtain import (
     pull,
 )
 from gguf_fusion.hub.progress import Progress, Silent
+from gguf_fusion.hub.reach import reachable
 from gguf_fusion.hub.refs import Target, default_name, of_expert, resolve, resolve_one
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "of_expert",
     "plan",
     "pull",
+    "reachable",
     "remove",
     "resolve",
     "resolve_one",

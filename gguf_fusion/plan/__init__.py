@@ -1,0 +1,1 @@
+"""Planning: what a placement of experts needs and how fast it will be, before anything is loaded."""

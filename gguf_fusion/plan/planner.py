@@ -1,0 +1,294 @@
+"""Choosing where layers lie: all experts together, for the least predicted time per step within the budgets."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gguf_fusion.arrays import F64
+from gguf_fusion.plan.memory import ROWS, UBATCH, Shape
+
+MARGIN_RAM = 256 << 20
+GPU_MARGIN = 0.05
+"""Share of a card's free memory that stays free: drivers and screens take some at any time."""
+
+GPU_CONTEXT = 128 << 20
+"""Bytes that the first layer of an expert on a card costs beside itself (scratch space, a mirror of small tensors)."""
+
+RAM_SPEED, VRAM_SPEED = 10e9, 300e9
+"""Bytes of weights read per second where nothing was measured: two channels of laptop memory, a small card."""
+
+STEP_OVERHEAD = 0.002
+"""Seconds per decode beside reading weights."""
+
+_MOST_COMBINATIONS = 400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Memory there is. vram: free bytes of each card;  ram: free bytes;  cores: for lanes on the CPU."""
+
+    vram: tuple[int, ...] = ()
+    ram: int = 0
+    cores: int = 1
+
+    @property
+    def usable_vram(self) -> int:
+        """Bytes of all cards that may be planned with."""
+        return sum(int(card * (1.0 - GPU_MARGIN)) for card in self.vram)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for. ``layers``: fixed numbers by expert;  ``speeds``: measured bytes per second on the CPU."""
+
+    n_ctx: int = 4096
+    type_k: str = "f16"
+    type_v: str = "f16"
+    ubatch: int = UBATCH
+    rows: int = ROWS
+    layers: Mapping[str, int] = field(default_factory=dict)
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    vram_speed: float = VRAM_SPEED
+    allow_kv_quant: bool = False
+    allow_short_ctx: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One expert in a plan. Bytes are those of weights, cache and buffers; ``vram`` and ``ram`` where they lie."""
+
+    name: str
+    n_gpu_layers: int
+    n_layers: int
+    weights_bytes: int
+    kv_bytes: int
+    buffers_bytes: int
+    vram_bytes: int
+    ram_bytes: int
+    step_s: float
+    estimated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where everything lies. ``fits``: within both budgets;  ``remedies``: what to change where it does not."""
+
+    fits: bool
+    experts: tuple[Placed, ...]
+    request: Request
+    budget: Budget
+    step_s: float
+    remedies: tuple[str, ...] = ()
+
+    @property
+    def vram_bytes(self) -> int:
+        """Bytes on all cards."""
+        return sum(one.vram_bytes for one in self.experts)
+
+    @property
+    def ram_bytes(self) -> int:
+        """Bytes in RAM."""
+        return sum(one.ram_bytes for one in self.experts)
+
+    @property
+    def tensor_split(self) -> tuple[float, ...]:
+        """Shares of the cards, in proportion to what is free on them."""
+        total = sum(self.budget.vram)
+        return tuple(card / total for card in self.budget.vram) if total else ()
+
+
+def place(shape: Shape, n_gpu: int, request: Request) -> Placed:
+    """One expert with its last ``n_gpu`` layers on the card; one more than all puts the output there too.
+
+    llama.cpp fills a card from the output backwards and keeps each layer's cache beside it.
+    """
+    n_layers = shape.n_layers
+    on_card = min(n_gpu, n_layers)
+    output = n_gpu > n_layers
+    card = range(n_layers - on_card, n_layers)
+    weights = sum(shape.layer_bytes[i] for i in card) + (shape.output_bytes if output else 0)
+    kv = sum(shape.kv_layer(i, request.n_ctx, request.type_k, request.type_v) for i in card)
+    total_kv = shape.kv(request.n_ctx, request.type_k, request.type_v)
+    buffers = shape.buffers(request.n_ctx, request.ubatch, request.rows)
+    scratch = GPU_CONTEXT + shape.compute(request.n_ctx, request.ubatch, request.rows) if n_gpu else 0
+    # The embeddings stay in RAM even where the output matrix, tied to them, has a copy on the card.
+    left = shape.weights - sum(shape.layer_bytes[i] for i in card)
+    speed = request.speeds.get(shape.name, RAM_SPEED)
+    slow = sum(shape.layer_bytes[: n_layers - on_card]) + (0 if output else shape.output_bytes)
+    return Placed(
+        name=shape.name,
+        n_gpu_layers=n_gpu,
+        n_layers=n_layers,
+        weights_bytes=shape.weights,
+        kv_bytes=total_kv,
+        buffers_bytes=buffers + scratch,
+        vram_bytes=weights + kv + scratch,
+        ram_bytes=left + total_kv - kv + buffers,
+        step_s=STEP_OVERHEAD + slow / speed + weights / request.vram_speed,
+        estimated=shape.estimated,
+    )
+
+
+def step_seconds(experts: Sequence[Placed], shapes: Mapping[str, Shape], request: Request, cores: int) -> float:
+    """Seconds until every expert has decoded one token.
+
+    Work on the card comes one after the other, work on the CPU in lanes that share its memory; the two overlap, but no
+    expert is done before its own layers are.
+    """
+    card = sum(_on_card(one, shapes[one.name], request) for one in experts)
+    cpu = sum(one.step_s for one in experts) - card
+    return max(card, cpu, max((one.step_s for one in experts), default=0.0))
+
+
+def _on_card(one: Placed, shape: Shape, request: Request) -> float:
+    on_card = min(one.n_gpu_layers, shape.n_layers)
+    output = shape.output_bytes if one.n_gpu_layers > shape.n_layers else 0
+    return (sum(shape.layer_bytes[shape.n_layers - on_card :]) + output) / request.vram_speed
+
+
+def plan(shapes: Sequence[Shape], budget: Budget, request: Request) -> Plan:
+    """The fastest placement that fits; where none does, the nearest one with what to change.
+
+    Deterministic, and independent of the order of the experts.
+    """
+    tried = [_best(shapes, budget, candidate) for candidate in _requests(request)]
+    chosen = next((one for one in tried if one.fits), tried[0])
+    return chosen if chosen.fits else replace(chosen, remedies=_remedies(shapes, budget, chosen))
+
+
+def _requests(request: Request) -> list[Request]:
+    """What is asked for, then what may be given instead, mildest change first."""
+    found = [request]
+    quantized = replace(request, type_k="q8_0", type_v="q8_0")
+    if request.allow_kv_quant and request.type_k == request.type_v == "f16":
+        found.append(quantized)
+    if request.allow_short_ctx:
+        n_ctx = request.n_ctx // 2
+        while n_ctx >= 512:
+            found.append(replace(found[-1], n_ctx=n_ctx))
+            n_ctx //= 2
+    return found
+
+
+def _best(shapes: Sequence[Shape], budget: Budget, request: Request) -> Plan:
+    ordered = sorted(shapes, key=lambda shape: shape.name)
+    options = [_options(shape, budget, request) for shape in ordered]
+    counts = _exhaustive(ordered, options, budget, request) if _size(options) <= _MOST_COMBINATIONS else None
+    if counts is None:
+        counts = _climbed(ordered, options, budget, request)
+    by_name = {shape.name: place(shape, n, request) for shape, n in zip(ordered, counts, strict=True)}
+    experts = tuple(by_name[shape.name] for shape in shapes)
+    known = {shape.name: shape for shape in shapes}
+    vram, ram = sum(one.vram_bytes for one in experts), sum(one.ram_bytes for one in experts)
+    fits = vram <= budget.usable_vram and ram + MARGIN_RAM <= budget.ram
+    return Plan(fits, experts, request, budget, step_seconds(experts, known, request, budget.cores))
+
+
+def _options(shape: Shape, budget: Budget, request: Request) -> list[Placed]:
+    fixed = request.layers.get(shape.name)
+    if fixed is not None:
+        counts = [shape.n_layers + 1 if fixed < 0 else min(fixed, shape.n_layers + 1)]
+    else:
+        counts = list(range(shape.n_layers + 2)) if budget.vram else [0]
+    return [place(shape, n, request) for n in counts]
+
+
+def _size(options: Sequence[Sequence[Placed]]) -> int:
+    total = 1
+    for choices in options:
+        total *= len(choices)
+    return total
+
+
+def _exhaustive(
+    shapes: Sequence[Shape], options: Sequence[Sequence[Placed]], budget: Budget, request: Request
+) -> list[int]:
+    """Layers per expert, all combinations compared at once; ties go to fewer bytes on the card."""
+    grids = np.meshgrid(*[np.arange(len(choices)) for choices in options], indexing="ij")
+    at = [grid.ravel() for grid in grids]
+
+    def total(values: Sequence[F64]) -> F64:
+        added: F64 = np.sum([column[index] for column, index in zip(values, at, strict=True)], axis=0)
+        return added
+
+    vram = total([np.array([one.vram_bytes for one in choices], np.float64) for choices in options])
+    ram = total([np.array([one.ram_bytes for one in choices], np.float64) for choices in options])
+    steps = [np.array([one.step_s for one in choices]) for choices in options]
+    cards = [
+        np.array([_on_card(one, shape, request) for one in choices])
+        for shape, choices in zip(shapes, options, strict=True)
+    ]
+    card, own = total(cards), total(steps)
+    longest = np.max([column[index] for column, index in zip(steps, at, strict=True)], axis=0)
+    step = np.maximum.reduce([card, own - card, longest])
+    over = np.maximum(0.0, vram - budget.usable_vram)
+    short = np.maximum(0.0, ram + MARGIN_RAM - budget.ram)
+    order = np.lexsort((vram, np.round(step, 9), short, over))
+    best = order[0]
+    return [choices[int(index[best])].n_gpu_layers for choices, index in zip(options, at, strict=True)]
+
+
+def _climbed(
+    shapes: Sequence[Shape], options: Sequence[Sequence[Placed]], budget: Budget, request: Request
+) -> list[int]:
+    """For many experts: move one or two of them at a time as long as that helps, from all on the CPU."""
+    known = {shape.name: shape for shape in shapes}
+
+    def cost(chosen: Sequence[int]) -> tuple[float, float, float, float]:
+        placed = [choices[i] for choices, i in zip(options, chosen, strict=True)]
+        vram, ram = sum(p.vram_bytes for p in placed), sum(p.ram_bytes for p in placed)
+        over, short = max(0.0, vram - budget.usable_vram), max(0.0, ram + MARGIN_RAM - budget.ram)
+        return over, short, round(step_seconds(placed, known, request, budget.cores), 9), vram
+
+    chosen = [0] * len(options)
+    best = cost(chosen)
+    improved = True
+    while improved:
+        improved = False
+        for a, b in itertools.combinations_with_replacement(range(len(options)), 2):
+            for i in range(len(options[a])):
+                steps = range(len(options[b])) if a != b else [chosen[b]]
+                for j in steps[:: max(1, len(options[b]) // 12)] if a != b else steps:
+                    trial = list(chosen)
+                    trial[b], trial[a] = j, i
+                    here = cost(trial)
+                    if here < best:
+                        chosen, best, improved = trial, here, True
+    return [choices[i].n_gpu_layers for choices, i in zip(options, chosen, strict=True)]
+
+
+def _remedies(shapes: Sequence[Shape], budget: Budget, failed: Plan) -> tuple[str, ...]:
+    """What would make it fit, tried out one by one; general advice where nothing alone does."""
+    request = failed.request
+    lacking = max(0, failed.ram_bytes + MARGIN_RAM - budget.ram)
+    found = (
+        [f"{_megabytes(lacking)} of RAM are missing: close other programs, or use a machine with more"]
+        if lacking
+        else []
+    )
+    if failed.vram_bytes > budget.usable_vram:
+        over = failed.vram_bytes - budget.usable_vram
+        found.append(f"the layers asked for take {_megabytes(over)} more than the card has: ask for fewer (-ngl)")
+    n_ctx = request.n_ctx // 2
+    while n_ctx >= 256:
+        if _best(shapes, budget, replace(request, n_ctx=n_ctx)).fits:
+            found.append(f"a context of {n_ctx} tokens fits (--n-ctx {n_ctx})")
+            break
+        n_ctx //= 2
+    if request.type_k == "f16" and _best(shapes, budget, replace(request, type_k="q8_0", type_v="q8_0")).fits:
+        found.append("a cache of 8 bits fits (--type-k q8_0 --type-v q8_0)")
+    largest = max(shapes, key=lambda shape: (shape.weights, shape.name))
+    if len(shapes) > 1:
+        rest = [shape for shape in shapes if shape is not largest]
+        verb = "fits" if _best(rest, budget, request).fits else "would need less"
+        found.append(f"without {largest.name} it {verb}")
+    found.append(f"a smaller quant of {largest.name}, the largest expert ({_megabytes(largest.weights)})")
+    return tuple(found)
+
+
+def _megabytes(n: int) -> str:
+    return f"{n / 1e9:.1f} GB" if n >= 1e9 else f"{n / 1e6:.0f} MB"

@@ -66,6 +66,7 @@ def load_ensemble(given: Mapping[str, Any]) -> Ensemble:
         "n_threads": given["threads"],
         "n_gpu_layers": given["n_gpu_layers"],
         "lanes": given["lanes"],
+        "space": given.get("space", "auto"),
         "chat_templates": _templates(given["templates"]),
         "progress": ConsoleProgress(),
     }

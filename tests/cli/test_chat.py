@@ -307,7 +307,20 @@ def test_bad_input(arguments: list[str], message: str) -> None:
 
 # ---- real experts ---------------------------------------------------------------------------------------------
 
-COMMAND = [sys.executable, "-m", "gguf_fusion", "chat", "pocket", "--offline", "--seed", "1", "--lanes", "serial"]
+COMMAND = [
+    sys.executable,
+    "-m",
+    "gguf_fusion",
+    "chat",
+    "pocket",
+    "--offline",
+    "--seed",
+    "1",
+    "--lanes",
+    "serial",
+    "-t",
+    "1",
+]
 
 
 @pytest.mark.model

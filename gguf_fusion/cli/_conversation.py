@@ -116,6 +116,7 @@ class Conversation:
             sampling["seed"] = (sampling["seed"] + self._n_answers) % 2**32
         self._n_answers += 1
         text, pieces, reason = "", [], INTERRUPTED
+        on_terminal = sys.stdout.isatty()
         with _interruptible() as stopped:
             reply = self._ensemble.generate(
                 asked.messages(),
@@ -132,7 +133,7 @@ class Conversation:
                         self._journal.add(step.text)
                     text += step.text
                     pieces += view.push(step)
-                    click.echo(_why.shown(step.text) if self._colour else step.text, nl=False)
+                    click.echo(_why.shown(step.text) if on_terminal else step.text, nl=False)
                     if stopped():
                         break
             except (_StoppedError, KeyboardInterrupt):  # the second is impatience: the step was broken off

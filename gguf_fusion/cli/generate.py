@@ -14,6 +14,7 @@ import click
 from gguf_fusion.cli._ensemble import fusion_options, load_ensemble, machine_options
 from gguf_fusion.cli._output import note, print_json
 from gguf_fusion.cli._sampling import Reading, ending, piped_text, sampling_given, sampling_options
+from gguf_fusion.cli._why import shown
 from gguf_fusion.ensemble import Ensemble
 from gguf_fusion.errors import UsageError
 from gguf_fusion.records import Step
@@ -56,11 +57,12 @@ def run(
         reply = loaded.generate(text, system=system, chat=None if raw else True, progress=reading, **sampling)
         pieces: list[str] = []
         last: Step | None = None
+        on_terminal = sys.stdout.isatty()
         with _traced(loaded, reply, trace) as vote:
             for step in reply:
                 pieces.append(step.text)
                 if not as_json:
-                    click.echo(step.text, nl=False)
+                    click.echo(shown(step.text) if on_terminal else step.text, nl=False)
                 vote(step)
                 last = step
         timings = {**asdict(reply.timings), "bytes_per_s": reply.timings.bytes_per_s}

@@ -35,6 +35,7 @@ class Echo(TableExpert):
     """Answers with the last question, once; every other expert is unsure. Ctrl-C comes while it writes a given byte."""
 
     interrupt_at = b""
+    interrupt_reading = False
 
     def __init__(self, name: str, sure: float) -> None:
         def law(path: tuple[int, ...]) -> np.ndarray:
@@ -43,6 +44,8 @@ class Echo(TableExpert):
             probs = np.full(VOCABULARY.n_vocab, (1 - sure) / VOCABULARY.n_vocab)
             more = question.removeprefix(answer) if question != answer else b""
             probs[more[0] if more else 258] += sure
+            if self.interrupt_reading and not head:
+                os.kill(os.getpid(), signal.SIGINT)
             if self.interrupt_at and head and answer.endswith(self.interrupt_at):
                 os.kill(os.getpid(), signal.SIGINT)
             return probs
@@ -214,6 +217,18 @@ def test_interrupt_stops_the_answer_and_keeps_the_session(
     talk.take("next")
     assert last_words(talk)[-3:] == [answer.answer, "next", "next"]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_interrupt_stops_reading_too(talk: Conversation, ensemble: Ensemble) -> None:
+    """Before the first word: an empty answer, and the next question is answered as if nothing had been."""
+    sure = ensemble.experts[0]
+    assert isinstance(sure, Echo)
+    sure.interrupt_reading = True
+    talk.take("hello world")
+    sure.interrupt_reading = False
+    assert (talk.session.last.answer, talk.session.last.finish_reason) == ("", "interrupted")
+    talk.take("/regenerate")
+    assert last_words(talk) == ["hello world", "hello world"]
 
 
 def test_everything_is_kept_and_can_be_loaded(

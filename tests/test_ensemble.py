@@ -490,3 +490,23 @@ def test_shown_bytes_stop_before_a_stop_string() -> None:
         reply = ensemble.generate(START, temperature=0.0, stop="own fox")
         assert all(reply.shown_bytes <= reply.usage.generated_bytes for _ in reply)
         assert reply.finish_reason == "stop" and reply.shown_bytes == len("The quick br")
+
+
+@pytest.mark.parametrize("space", ["byte", "token"])
+def test_all_end_tokens_of_an_expert_end_the_turn_together(space: str) -> None:
+    """None of three end tokens is the likeliest symbol, their sum is; the other expert's END counts with its weight."""
+    pieces = [bytes([b]) for b in range(256)] + [b"</s>", b"<e>", b"<stop>"]
+    vocabulary = Vocabulary.from_pieces(pieces, [Kind.TEXT] * 256 + [Kind.END] * 3)
+
+    def law(end: float) -> Callable[[tuple[int, ...]], np.ndarray]:
+        probs = np.full(259, 1e-9)
+        probs[ord("x")] = 1.0 - end
+        probs[256:] = end / 3
+        return lambda _: probs
+
+    experts = [TableExpert(vocabulary, law(0.6), name="one"), TableExpert(vocabulary, law(0.5), name="two")]
+    with Ensemble.from_experts(experts, strategy="linear", space=space, epsilon=0.0) as ensemble:
+        (step,) = ensemble.generate(b"y", temperature=0.0)
+        assert (step.finish_reason, step.data) == ("stop", b"")
+        assert np.exp(step.expert_logprobs) == pytest.approx([0.6, 0.5], abs=1e-3)
+        assert np.exp(step.logprob) == pytest.approx(0.55, abs=1e-3)

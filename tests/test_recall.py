@@ -92,7 +92,7 @@ def test_the_next_turn_decodes_its_new_tokens_only() -> None:
 @pytest.mark.model
 def test_the_next_turn_of_real_experts() -> None:
     """Counted on pocket: the second turn decodes its new tokens, and a few where the reply ended."""
-    with Ensemble.from_registry("pocket", offline=True, lanes="serial") as ensemble:
+    with Ensemble.from_registry("pocket", offline=True, lanes="serial", n_threads=1) as ensemble:
         first = said("Name the capital of France, and say one sentence about it. " * 4)
         answer = "".join(s.text for s in ensemble.generate(first, reuse=True, temperature=0.0, max_bytes=60))
         before = [e.n_decoded for e in ensemble.experts]

@@ -44,6 +44,11 @@ def free_ram_bytes() -> int:
     return free
 
 
+def resident_bytes() -> int:
+    """Bytes of RAM this process occupies now, mapped files included."""
+    return int(psutil.Process().memory_info().rss)
+
+
 def total_ram_bytes() -> int:
     """Bytes of RAM of the machine, or the container's limit where that is lower."""
     total = int(psutil.virtual_memory().total)

@@ -20,6 +20,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("gguf_fusion.cli.serve:serve", "Serve the OpenAI interface and a page for the browser."),
     "chat": ("gguf_fusion.cli.chat:chat", "Talk with an ensemble."),
     "score": ("gguf_fusion.cli.evaluate:score", "Bits per byte of experts and strategies on files."),
+    "bench": ("gguf_fusion.cli.bench:bench", "Measure the speed of experts and ensembles."),
+    "quants": ("gguf_fusion.cli.quants:quants", "Compare quantization levels, and choose."),
     "plan": ("gguf_fusion.cli.plan:plan_command", "Where the experts would lie, and what that takes."),
     "doctor": ("gguf_fusion.cli.doctor:doctor", "Check this installation."),
     "router": ("gguf_fusion.cli.router:router", "Train a router that decides which expert speaks."),

@@ -21,9 +21,9 @@ def print_line(text: str = "") -> None:
     click.echo(text)
 
 
-def print_json(value: Any) -> None:
-    """The result as one JSON document."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+def print_json(value: Any, *, indent: int | None = 2) -> None:
+    """The result as one JSON document; without ``indent`` on one line."""
+    click.echo(json.dumps(value, indent=indent, ensure_ascii=False))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

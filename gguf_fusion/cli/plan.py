@@ -71,7 +71,7 @@ def plan_command(
     cards = _cards(vram)
     budget = Budget(
         vram=cards,
-        ram=free_ram_bytes() if ram is None else _bytes("--ram", ram),
+        ram=free_ram_bytes() if ram is None else size_in_bytes("--ram", ram),
         cores=threads or usable_cores(),
     )
     request = Request(
@@ -92,7 +92,7 @@ def plan_command(
 
 def _cards(given: Sequence[str]) -> tuple[int, ...]:
     if given:
-        return tuple(size for text in given if (size := _bytes("--vram", text)))
+        return tuple(size for text in given if (size := size_in_bytes("--vram", text)))
     from gguf_fusion.experts import native
 
     found = by_preference(native.devices())
@@ -100,7 +100,8 @@ def _cards(given: Sequence[str]) -> tuple[int, ...]:
     return own or tuple(device.free_bytes for device in found if device.kind is DeviceKind.SHARED)
 
 
-def _bytes(option: str, text: str) -> int:
+def size_in_bytes(option: str, text: str) -> int:
+    """Bytes of a size as people write it; raises UsageError naming the option."""
     match = _SIZE.match(text)
     if not match:
         raise UsageError(f"{option}: expected a size such as 6GB, 512MB or 8GiB, got {text!r}")

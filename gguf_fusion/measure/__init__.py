@@ -1,0 +1,1 @@
+"""Measuring: speed in the manner of llama-bench, quality in the manner of llama-perplexity."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from gguf_fusion.errors import UsageError
 from gguf_fusion.evaluate import report, trace_cache
 from gguf_fusion.evaluate.score import Document, DocumentScore, score_trace, total
 from gguf_fusion.evaluate.scorer import Scorer, Settings
+from gguf_fusion.evaluate.split import split, together
 from gguf_fusion.evaluate.windows import CONTEXT, SIZE
 from gguf_fusion.expressions import DEFAULT as DEFAULT_STRATEGY
 from gguf_fusion.expressions import parse
@@ -33,6 +36,13 @@ from gguf_fusion.load import Member, Options, members_from, members_of
 @click.option("--strategy", "strategies", multiple=True, help="pool(weight rule) (repeatable).")
 @click.option("--epsilon", type=float, help="Bits per byte that unevaluated segmentations may cost.")
 @click.option("--exact", is_flag=True, help="The epsilon at which one expert alone loses nothing measurable.")
+@click.option("--split", "splits", is_flag=True, help="Choose the best expert on half of the files, report the rest.")
+@click.option(
+    "--dev", multiple=True, metavar="FILE", type=click.Path(path_type=Path), help="Choose it on this (repeatable)."
+)
+@click.option(
+    "--domain", "domains", metavar="NAME=GLOB", multiple=True, help="Files of a domain, if not its folder (repeatable)."
+)
 @click.option("--per-document", is_flag=True, help="Every file's scores too.")
 @click.option("--window", type=int, default=SIZE, show_default=True, help="Bytes per window of a long document.")
 @click.option("--context", type=int, default=CONTEXT, show_default=True, help="Unscored bytes at a window's start.")
@@ -59,6 +69,9 @@ def score(
     strategies: tuple[str, ...],
     epsilon: float | None,
     exact: bool,
+    splits: bool,
+    dev: tuple[Path, ...],
+    domains: tuple[str, ...],
     per_document: bool,
     window: int,
     context: int,
@@ -73,13 +86,19 @@ def score(
 
     All are scored on the same bytes: the first 32 of a document are context, END is not counted, long documents are cut
     into windows. Files are read as bytes; they need not be UTF-8.
+
+    With --split or --dev the best single expert is chosen on dev documents, and all figures are those of the others.
     """
     if traces in ("list", "clear"):
         _show_traces(as_json=as_json) if traces == "list" else _clear_traces(as_json=as_json)
         return
-    documents = [_read(file, max_bytes) for file in files]
-    if not documents:
+    if splits and dev:
+        raise UsageError("--split divides the files by itself; give one of --split and --dev")
+    globs = _globs(domains)
+    documents = [replace(_read(file, max_bytes), domain=_domain(file, globs)) for file in (*dev, *files)]
+    if not files:
         raise UsageError("expected at least one FILE to score, got none")
+    n_dev = _dev_first(documents, splits=splits, n_dev=len(dev))
     members, spec_strategy, spec_epsilon = _members(registry, experts, ensemble)
     wanted = {text: parse(text) for text in strategies or (spec_strategy or DEFAULT_STRATEGY,)}
     if exact and epsilon is not None:
@@ -99,14 +118,24 @@ def score(
             clock.label = document.name
             with scorer.trace(document, clock.advance) as trace:
                 scores.append(score_trace(document, trace, wanted, weights))
+    scores, dev_scores = scores[n_dev:], scores[:n_dev]
+    if n_dev and not sum(s.n_bytes for s in dev_scores):
+        raise UsageError("nothing to choose on: the dev documents have no more than their 32 bytes of context")
     for unscored in (s for s in scores if not s.n_bytes):
         warn(f"{unscored.name}: {unscored.total_bytes} bytes, all of them context; nothing was scored")
     if not sum(s.n_bytes for s in scores):
         raise UsageError("nothing to score: the first 32 bytes of a document are context; give longer texts")
     if as_json:
-        print_json({**report.as_json(scores, per_document=per_document), "epsilon": chosen})
+        parts = {"dev": [s.name for s in dev_scores], "test": [s.name for s in scores]} if n_dev else None
+        found = report.as_json(scores, dev=dev_scores, per_document=per_document)
+        if splits and not n_dev:
+            found |= {"comparison": {}, "domains": {}}
+        print_json({**found, "epsilon": chosen, "split": parts})
     else:
-        _print(scores, per_document=per_document)
+        best = report.best_on(dev_scores or scores)
+        _print(scores, best, per_document=per_document, compare=bool(n_dev) or not splits)
+        if n_dev:
+            print_line(f"\n{best} is best on {n_dev} dev documents; the figures are those of the other {len(scores)}")
 
 
 def _members(
@@ -132,7 +161,34 @@ def _read(file: Path, max_bytes: int | None) -> Document:
     return Document(str(file), text[: complete_length(text)] if len(text) == max_bytes else text)
 
 
-def _print(scores: list[DocumentScore], *, per_document: bool) -> None:
+def _globs(domains: tuple[str, ...]) -> list[tuple[str, str]]:
+    pairs = [tuple(text.split("=", 1)) for text in domains]
+    for text, pair in zip(domains, pairs, strict=True):
+        if len(pair) != 2 or not all(pair):
+            raise UsageError(f"--domain: expected NAME=GLOB such as code=*.py, got {text!r}")
+    return [(pair[0], pair[1]) for pair in pairs]
+
+
+def _domain(file: Path, globs: list[tuple[str, str]]) -> str:
+    return next((name for name, glob in globs if fnmatch(str(file), glob)), file.absolute().parent.name)
+
+
+def _dev_first(documents: list[Document], *, splits: bool, n_dev: int) -> int:
+    """Put the dev documents first; how many there are. Says so where documents cannot be split or overlap."""
+    if not splits:
+        sides = [{i < n_dev for i in group} for group in together(documents)] if n_dev else []
+        if any(len(side) > 1 for side in sides):
+            warn("dev and scored files hold near-duplicates of each other: the figures favour what was chosen on dev")
+        return n_dev
+    dev, test = split(documents)
+    if not dev or not test:
+        warn("these documents cannot be split (one document, or near-duplicates of one another): nothing is claimed")
+        return 0
+    documents[:] = [documents[i] for i in (*dev, *test)]
+    return len(dev)
+
+
+def _print(scores: list[DocumentScore], best: str | None, *, per_document: bool, compare: bool) -> None:
     if per_document:
         for one in scores:
             if one.n_bytes:
@@ -141,7 +197,7 @@ def _print(scores: list[DocumentScore], *, per_document: bool) -> None:
                 print_line()
     overall = total(scores)
     print_line(f"{len(scores)} document{'s' * (len(scores) > 1)}, {overall.n_bytes} bytes scored; bits per byte")
-    _print_tables(overall, report.comparison(scores))
+    _print_tables(overall, report.comparison(scores, best) if compare else {})
     if overall.floor_hits:
         warn(f"{overall.floor_hits} probabilities of 0: the averages that hold one are void")
 

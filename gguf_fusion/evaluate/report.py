@@ -10,18 +10,30 @@ from typing import Any
 import numpy as np
 
 from gguf_fusion.evaluate import statistics
-from gguf_fusion.evaluate.score import BridgeScore, DocumentScore, ExpertScore, FusedScore, total
+from gguf_fusion.evaluate.score import BridgeScore, DocumentScore, ExpertScore, FusedScore, ratio, total
 
 Row = tuple[str, ...]
 
 
-def as_json(scores: Sequence[DocumentScore], *, per_document: bool = False) -> dict[str, Any]:
-    """One object; numbers that do not exist (nothing was scored, or a probability was 0) are null."""
+def as_json(
+    scores: Sequence[DocumentScore], *, dev: Sequence[DocumentScore] = (), per_document: bool = False
+) -> dict[str, Any]:
+    """One object; numbers that do not exist (nothing was scored, or a probability was 0) are null.
+
+    All numbers are those of ``scores``; ``dev`` are other documents, on which the best single expert is chosen.
+    """
     overall = total(scores)
+    best = best_on(dev or scores)
     report = {
         **score_json(overall),
-        "best_single": overall.best_single() if overall.n_bytes else None,
-        "comparison": comparison(scores),
+        "best_single": best,
+        "chosen_on": "dev" if dev else "the scored documents",
+        "document_oracle_bpb": finite(document_oracle(scores)),
+        "comparison": comparison(scores, best),
+        "domains": {
+            domain: comparison([s for s in scores if s.domain == domain], best)
+            for domain in dict.fromkeys(s.domain for s in scores)
+        },
     }
     if per_document:
         report["documents"] = [{"name": score.name, "domain": score.domain, **score_json(score)} for score in scores]
@@ -79,15 +91,28 @@ def _fused_json(fused: FusedScore) -> dict[str, Any]:
     }
 
 
-def comparison(scores: Sequence[DocumentScore]) -> dict[str, Any]:
-    """Every strategy against the expert that is best over all these documents (own tokens), document by document.
+def best_on(scores: Sequence[DocumentScore]) -> str | None:
+    """The expert that needs the fewest bits (own tokens) over these documents; None if no byte was scored."""
+    overall = total(scores)
+    return overall.best_single() if overall.n_bytes else None
 
-    The expert is chosen on the same documents, which favours it; documents without a scored byte are left out.
+
+def document_oracle(scores: Sequence[DocumentScore]) -> float:
+    """Bits per byte if the best expert of every document were known beforehand: a bound and no result."""
+    bits = sum(min(e.own_bits for e in s.experts.values()) for s in scores)
+    return ratio(bits, sum(s.n_bytes for s in scores))
+
+
+def comparison(scores: Sequence[DocumentScore], best: str | None = None) -> dict[str, Any]:
+    """Every strategy against one expert with its own tokens, document by document.
+
+    Without ``best`` the expert is chosen on these same documents, which favours it; documents without a scored byte
+    are left out.
     """
     usable = [score for score in scores if score.n_bytes]
     if not usable:
         return {}
-    best = total(usable).best_single()
+    best = best or total(usable).best_single()
     singles = np.array([[score.experts[name].own_bits for score in usable] for name in usable[0].experts])
     theirs = np.array([score.experts[best].own_bits for score in usable])
     n_bytes = np.array([score.n_bytes for score in usable], np.float64)
@@ -143,10 +168,10 @@ def expert_rows(score: DocumentScore) -> list[Row]:
 
 def fused_rows(score: DocumentScore, compared: Mapping[str, Any]) -> list[Row]:
     """One row per strategy; ``compared`` is what ``comparison`` found (may be empty)."""
-    best = score.experts[score.best_single()]
     rows: list[Row] = []
     for name, fused in score.fused.items():
         entry = compared.get(name, {})
+        best = score.experts[entry.get("best_single") or score.best_single()]
         low, high = entry.get("relative_low"), entry.get("relative_high")
         rows.append(
             (

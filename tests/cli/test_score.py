@@ -25,6 +25,8 @@ def score(*arguments: str) -> Result:
         (["{file}", "--strategy", "linar"], "linear"),
         (["{file}", "--window", "100"], "window: expected"),
         (["{file}", "--exact", "--epsilon", "0.1"], "--exact"),
+        (["{file}", "--split", "--dev", "{file}"], "--split"),
+        (["{file}", "--domain", "code"], "NAME=GLOB"),
         (["{file}", "--ensemble", "pockett"], "pocket"),
     ],
 )

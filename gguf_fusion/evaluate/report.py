@@ -117,6 +117,8 @@ def comparison(scores: Sequence[DocumentScore], best: str | None = None) -> dict
     theirs = np.array([score.experts[best].own_bits for score in usable])
     n_bytes = np.array([score.n_bytes for score in usable], np.float64)
     domains = [score.domain for score in usable]
+    # Own tokens against a fused law also measure the bridge: one expert "gains" over itself. This leaves fusion alone.
+    through_bridge = sum(score.experts[best].bridge[0].bits for score in usable)
     found: dict[str, Any] = {}
     for name in usable[0].fused:
         ours = np.array([score.fused[name].bits for score in usable])
@@ -127,6 +129,7 @@ def comparison(scores: Sequence[DocumentScore], best: str | None = None) -> dict
         found[name] = {
             "best_single": best,
             **{key: finite(value) for key, value in asdict(gain).items()},
+            "relative_to_bridge": finite(1.0 - float(ours.sum()) / through_bridge) if through_bridge else None,
             "win_rate": won,
             "ties": tied,
             "regret_bpb": finite(float(statistics.regret(ours, singles).sum() / n_bytes.sum())),
@@ -143,7 +146,7 @@ def finite(value: float) -> float | None:
 
 
 EXPERT_HEADER: Row = ("EXPERT", "OWN", "BRIDGE", "COST", "DECODES/TOKEN", "GHOSTS", "RE-ANCHORS")
-FUSED_HEADER: Row = ("STRATEGY", "BITS/BYTE", "AGAINST BEST", "95 % INTERVAL", "WINS")
+FUSED_HEADER: Row = ("STRATEGY", "BITS/BYTE", "AGAINST BEST", "95 % INTERVAL", "AGAINST ITS BRIDGE", "WINS")
 
 
 def expert_rows(score: DocumentScore) -> list[Row]:
@@ -179,6 +182,7 @@ def fused_rows(score: DocumentScore, compared: Mapping[str, Any]) -> list[Row]:
                 _number(fused.bits_per_byte),
                 percent(fused.bits / best.own_bits - 1.0 if best.own_bits else math.nan),
                 "" if low is None or high is None else f"{percent(-high)} … {percent(-low)}",
+                "" if entry.get("relative_to_bridge") is None else percent(-entry["relative_to_bridge"]),
                 "" if "win_rate" not in entry else percent(entry["win_rate"], sign=False),
             )
         )

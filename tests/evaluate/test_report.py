@@ -5,12 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from gguf_fusion.evaluate import report
-from gguf_fusion.evaluate.score import DocumentScore, ExpertScore, FusedScore
+from gguf_fusion.evaluate.score import BridgeScore, DocumentScore, ExpertScore, FusedScore
 
 
 def scored(name: str, a: float, b: float, fused: float) -> DocumentScore:
+    def bridge(bits: float) -> BridgeScore:
+        return BridgeScore(
+            epsilon=0.1, bits=bits, n_bytes=100, n_tokens=30, n_decodes=30, share_sum=0.0, n_reanchors=0, floor_hits=0
+        )
+
     experts = {
-        key: ExpertScore(own_bits=bits, n_bytes=100, n_tokens=30, bridge=(), joint_decodes=30, joint_share_sum=0.0)
+        key: ExpertScore(
+            own_bits=bits, n_bytes=100, n_tokens=30, bridge=(bridge(0.9 * bits),), joint_decodes=30, joint_share_sum=0.0
+        )
         for key, bits in (("a", a), ("b", b))
     }
     law = FusedScore(
@@ -32,4 +39,5 @@ def test_best_expert_comes_from_dev() -> None:
     entry = report.comparison(overall, "a")["linear"]
     assert entry["best_single"] == "a"
     assert np.isclose(entry["relative"], 1 - 250 / 330)
+    assert np.isclose(entry["relative_to_bridge"], 1 - 250 / 297)
     assert np.isclose(report.document_oracle(overall), 280 / 300)

@@ -58,7 +58,7 @@ _SIGNALS = {
         "pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python"
     ),
     getattr(signal, "SIGSEGV", None): (
-        "a crash in native code (segmentation fault): often a driver, or kernels that this CPU cannot run after all; try "
+        "a crash in native code (segmentation fault): a driver, or kernels that this CPU cannot run after all; try "
         "n_gpu_layers = 0, a newer driver, or a rebuild with CMAKE_ARGS=-DGGML_NATIVE=off"
     ),
     getattr(signal, "SIGKILL", None): "it was killed, most likely for want of memory; close other programs",

@@ -25,7 +25,7 @@ from gguf_fusion.cover.ghosts import fill
 from gguf_fusion.errors import ContextOverflowError
 from gguf_fusion.experts.base import Expert
 from gguf_fusion.fusion import linear, normalised
-from gguf_fusion.insight import best, divergence
+from gguf_fusion.insight import best, divergence, of_step
 from gguf_fusion.lanes import Lanes
 from gguf_fusion.recall import Recall
 from gguf_fusion.records import END, N_SYMBOLS, Step, Timings
@@ -98,12 +98,21 @@ class Engine:
 
     # ---- one text ---------------------------------------------------------------------------------------------
 
-    def start(self, prompts: Sequence[Prompt], progress: PrefillProgress | None = None, *, fresh: bool = True) -> None:
+    def start(
+        self,
+        prompts: Sequence[Prompt],
+        progress: PrefillProgress | None = None,
+        *,
+        fresh: bool = True,
+        hint: bytes = b"",
+        task: str = "",
+    ) -> None:
         """Begin a new text: evaluate every expert's prompt, and tell the weights how well each foresaw it.
 
         ``fresh`` reuses nothing of earlier texts, so that the same prompt and seed give the same text every time;
         without it a prompt that begins like the last text decodes only what is new, and the text is equal within
-        rounding only.
+        rounding only. ``hint``: the user's own words, and ``task`` the kind of task if it is named, for strategies that
+        weigh experts by it.
 
         Raises ContextOverflowError, naming the tightest expert, if a prompt leaves no room for a reply.
         """
@@ -132,18 +141,20 @@ class Engine:
                 recall.forget()
         self._lanes.run({name: partial(work, i) for i, name in enumerate(self.names)})
         self._begin(time.perf_counter() - began)
+        self._fuser.hint(hint, task)
         n = min(map(len, observed))
         if n:
             self._fuser.observe_prompt(np.stack([logprobs[-n:] for logprobs in observed]))
 
-    def observe(self, symbol: int, *, n_top: int = 0) -> Step:
+    def observe(self, symbol: int, *, n_top: int = 0, insight: bool = False) -> Step:
         """Advance by one given symbol, which counts as evidence, and return what was thought of it."""
-        return self._take(lambda _: symbol, given=True, n_top=n_top)
+        return self._take(lambda _: symbol, given=True, n_top=n_top, insight=insight)
 
-    def step(self, sampler: Sampler, *, n_top: int = 0) -> Step:
+    def step(self, sampler: Sampler, *, n_top: int = 0, insight: bool = False) -> Step:
         """Draw one symbol and advance by it. Limits, stop strings and text are the business of ``reply``.
 
-        With ``n_top`` the step tells the most probable symbols and how far the experts disagreed.
+        With ``n_top`` the step tells the most probable symbols and how far the experts disagreed, with ``insight``
+        everything that ``insight.Insight`` holds.
         """
 
         def draw(log_f: F64) -> int:
@@ -151,27 +162,32 @@ class Engine:
             sampler.observe(symbol)
             return symbol
 
-        return self._take(draw, given=False, n_top=n_top)
+        return self._take(draw, given=False, n_top=n_top, insight=insight)
 
-    def _take(self, choose: Callable[[F64], int], *, given: bool, n_top: int) -> Step:
+    def _take(self, choose: Callable[[F64], int], *, given: bool, n_top: int, insight: bool) -> Step:
         """Choose a symbol by the fused law and advance by it."""
         n_before = sum(p.expert.n_decoded for p in self.predictors)
         fused = self._fuse()
         began = time.perf_counter()
         symbol = choose(fused.log_f)
         self._sampling_s += time.perf_counter() - began
+        responsibility = self._fuser.responsibility(symbol, self._logprobs)
+        lead = int(np.argmax(self.weights))
         step = Step(
             symbol=symbol,
             data=self.space.data(symbol),
             logprob=float(fused.log_f[symbol]),
             expert_logprobs=self._logprobs[:, symbol].copy(),
             weights=fused.weights,
-            responsibility=self._fuser.responsibility(symbol, self._logprobs),
+            responsibility=responsibility,
             n_decodes=sum(p.expert.n_decoded for p in self.predictors) - n_before,
             ghost_share=float(self._shares.max()),
             given=given,
             top=best(fused.log_f, n_top),
             divergence=divergence(self._probs, fused.weights) if n_top else None,
+            insight=of_step(self._logprobs, fused.log_f, fused.weights, responsibility, symbol, lead)
+            if insight
+            else None,
         )
         self._advance(symbol, generated=not given)
         return step

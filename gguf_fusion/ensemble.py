@@ -15,7 +15,7 @@ import numpy as np
 from gguf_fusion import hub
 from gguf_fusion.arrays import F64
 from gguf_fusion.chat import Message, as_messages, chat_prompt, raw_prompt, utf8
-from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry, check_known
+from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry, check_known, nearest
 from gguf_fusion.cover.base import Prompt
 from gguf_fusion.engine import PrefillProgress, SymbolSpace
 from gguf_fusion.errors import ClosedError, UsageError
@@ -35,6 +35,7 @@ from gguf_fusion.load import (
 from gguf_fusion.pieces import PieceView
 from gguf_fusion.records import Step, Timings, Usage
 from gguf_fusion.reply import Reply, ReplyState, Steps
+from gguf_fusion.roles import TASKS
 from gguf_fusion.sampling import Constraint, SamplingKeywords, SamplingParams, sampling_params
 from gguf_fusion.strategy import Strategy
 from gguf_fusion.turns import Turns
@@ -66,6 +67,9 @@ class _Text:
     bias: Mapping[int, float] | None
     n_top: int
     reuse: bool
+    insight: bool
+    task: str
+    hint: bytes
 
 
 class Ensemble:
@@ -243,6 +247,8 @@ class Ensemble:
         logit_bias: Mapping[int, float] | None = None,
         n_top: int = 0,
         reuse: bool = False,
+        insight: bool = False,
+        task: str = "",
         **sampling: Unpack[SamplingKeywords],
     ) -> Reply:
         """Iterate over the steps of a reply.
@@ -257,10 +263,13 @@ class Ensemble:
         n_top      : how many of the most probable symbols every step tells
         reuse      : read only what is new since the last text, as the next turn of a conversation should; the text then
                      depends, within rounding, on what was written before
+        insight    : steps tell divergences, entropies and who carried them
+        task       : kind of task (see ``roles.TASKS``) for strategies that weigh experts by it; "" = judge the prompt
 
         Raises UsageError for arguments at once, ContextOverflowError when the first step is asked for.
         """
         params = sampling_params({**self._defaults, **sampling}).seeded()
+        make, n_bytes = self._prompts(prompt, system, chat)
         text = _Text(
             params=params,
             strategy=self._strategy if strategy is None else parse(strategy),
@@ -270,8 +279,10 @@ class Ensemble:
             bias=logit_bias,
             n_top=n_top,
             reuse=reuse,
+            insight=insight,
+            task=checked_task(task),
+            hint=_words(prompt),
         )
-        make, n_bytes = self._prompts(prompt, system, chat)
         state = ReplyState(seed=params.seed or 0, prompt_bytes=n_bytes + len(given), load_s=self.load_s)
         return Reply(self._steps(make, text, state, progress), state)
 
@@ -352,14 +363,17 @@ class Ensemble:
         with self._turns.take() as still_mine:
             with self._working():
                 engine.weights, engine.strategy = text.weights, text.strategy
-                engine.start(make(), progress, fresh=not text.reuse)
-                steps = Steps(engine, text.params, constraint=text.constraint, bias=text.bias, n_top=text.n_top)
+                engine.start(make(), progress, fresh=not text.reuse, hint=text.hint, task=text.task)
+                steps = Steps(
+                    engine, text.params, constraint=text.constraint, bias=text.bias, n_top=text.n_top,
+                    insight=text.insight,
+                )  # fmt: skip
                 state.begin(engine, steps)
             try:
                 for symbol in self._symbols(text.given):
                     still_mine()
                     with self._working():
-                        step = engine.observe(symbol, n_top=text.n_top)
+                        step = engine.observe(symbol, n_top=text.n_top, insight=text.insight)
                     yield step
                 while state.finish_reason is None:
                     still_mine()
@@ -383,3 +397,20 @@ class Ensemble:
             if self._closed:
                 raise ClosedError(f"ensemble {self.name!r} was closed; load it again to use it")
             yield
+
+
+def _words(prompt: str | bytes | Sequence[Message]) -> bytes:
+    """The user's own words: the text, or the last message of theirs."""
+    if isinstance(prompt, str):
+        return prompt.encode("utf-8", "replace")
+    if isinstance(prompt, bytes):
+        return prompt
+    said = [message["content"] for message in prompt if message["role"] == "user"]
+    return said[-1].encode("utf-8", "replace") if said else b""
+
+
+def checked_task(task: str) -> str:
+    """The task; raises UsageError for one that does not exist, with the nearest."""
+    if task and task not in TASKS:
+        raise UsageError(f"task: expected {', '.join(TASKS)}, got {task!r}{nearest(task, TASKS)}")
+    return task

@@ -3,25 +3,37 @@
 llguidance does the parsing; it sees the symbols of the shared text (bytes, or the tokens of the one vocabulary) as its
 tokens, so one mask holds for the fused law, whatever vocabularies the experts have. END is allowed exactly where the
 text is complete. It comes with the extra ``server``.
+
+Some Lark and GBNF grammars never let go: their terminals are matched greedily, and two that overlap ("a"+ followed by
+"ab") can keep one step busy for ever. So these two kinds run in a process of their own, which has to answer in time.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
 
 import numpy as np
 
 from gguf_fusion.arrays import I32
 from gguf_fusion.engine import SymbolSpace
 from gguf_fusion.errors import MissingExtraError, UsageError
+from gguf_fusion.sampling import Constraint
 from gguf_fusion.vocabulary import Kind
 
 KINDS = ("json_schema", "regex", "choice", "lark", "gbnf")
 
 _JSON_BLANKS = r" |\n {0,16}"
 """Blanks between the parts of a JSON text: with any number of them, small models write nothing else."""
+
+_FREE_KINDS = ("lark", "gbnf")
+
+_START_S, _STEP_S = 30.0, 2.0
+"""How long the process of a free grammar may take to begin, and for one symbol."""
 
 _LIMIT = 100_000
 """Most characters of a grammar."""
@@ -37,10 +49,8 @@ class Grammars:
             raise MissingExtraError("llguidance", "server") from error
         self._library: Any = llguidance
         self._width = -(-space.n_symbols // 32)
-        symbols = _Symbols(space)
-        self._tokenizer = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(symbols), n_vocab=len(symbols.tokens), eos_token=symbols.eos_token_id, slices=[]
-        )
+        self._symbols = _Symbols(space)
+        self._tokenizer = _tokenizer(self._symbols)
 
     def compile(self, kind: str, source: Any) -> Grammar:
         """A grammar from its source: a schema (object, or JSON text), a pattern, a list of texts, or grammar text.
@@ -51,10 +61,12 @@ class Grammars:
             text = self._text(kind, source)
         except (ValueError, TypeError, RecursionError) as error:
             raise UsageError(f"{kind}: expected {_WANTED[kind]}, got: {_first_lines(str(error))}") from error
+        if kind in _FREE_KINDS:
+            return WatchedGrammar(kind, self._symbols, text, self._width)
         matcher = self._library.LLMatcher(self._tokenizer, text, log_level=0)
         if matcher.is_error():
             raise UsageError(f"{kind}: {_first_lines(matcher.get_error())}")
-        return Grammar(matcher, self._width)
+        return MatchedGrammar(matcher, self._width)
 
     def _text(self, kind: str, source: Any) -> str:
         library = self._library
@@ -85,8 +97,16 @@ _WANTED = {
 }
 
 
-class Grammar:
-    """A compiled grammar; every text begins its own walk through it."""
+class Grammar(Protocol):
+    """A compiled grammar; every text begins its own walk through it, one text at a time."""
+
+    def begin(self) -> Constraint:
+        """The state before the first symbol."""
+        ...
+
+
+class MatchedGrammar:
+    """A grammar whose steps are known to be short."""
 
     def __init__(self, matcher: Any, width: int) -> None:
         """Use ``Grammars.compile``."""
@@ -94,7 +114,7 @@ class Grammar:
         self._width = width
 
     def begin(self) -> GrammarWalk:
-        """The state before the first symbol, a ``sampling.Constraint``."""
+        """The state before the first symbol."""
         return GrammarWalk(self._matcher.deep_copy(), self._width)
 
 
@@ -125,6 +145,104 @@ class GrammarWalk:
         """A matcher in error allows END only, which would look like a finished text."""
         if self._matcher.is_error():
             raise UsageError(f"grammar: {_first_lines(self._matcher.get_error())}; a simpler one, or one regex, may do")
+
+
+class WatchedGrammar:
+    """A grammar in a process of its own, which ends with this object or when it does not answer in time."""
+
+    def __init__(self, kind: str, symbols: _Symbols, text: str, width: int) -> None:
+        """Use ``Grammars.compile``. Raises UsageError for a grammar that is none."""
+        self._kind = kind
+        self._width = width
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        process = context.Process(target=_answer, args=(theirs, symbols, text), daemon=True)
+        process.start()
+        theirs.close()
+        self._end = weakref.finalize(self, _end, process, self._connection)
+        self._ask(None, _START_S)
+
+    def begin(self) -> WatchedWalk:
+        """The state before the first symbol."""
+        return WatchedWalk(self)
+
+    def restart(self) -> I32:
+        """The mask at the beginning of a text."""
+        return self._ask(None, _STEP_S)
+
+    def advance(self, symbol: int) -> I32:
+        """The mask after one more symbol."""
+        return self._ask(symbol, _STEP_S)
+
+    def _ask(self, symbol: int | None, seconds: float) -> I32:
+        try:
+            self._connection.send(symbol)
+            if not self._connection.poll(seconds):
+                raise UsageError(
+                    f"{self._kind}: the grammar needs more than {seconds:g} s for a step; terminals that overlap do "
+                    f"that: write them as one, or the whole as one regex"
+                )
+            answer = self._connection.recv()
+        except UsageError:
+            self._end()
+            raise
+        except (OSError, EOFError) as error:
+            raise UsageError(f"{self._kind}: the grammar's process has ended; a simpler one may do") from error
+        if isinstance(answer, str):
+            self._end()
+            raise UsageError(f"{self._kind}: {answer}")
+        return np.frombuffer(answer, np.int32)[: self._width]
+
+
+class WatchedWalk:
+    """Where a text is in a ``WatchedGrammar``."""
+
+    def __init__(self, grammar: WatchedGrammar) -> None:
+        self._grammar = grammar
+        self._mask: I32 | None = None
+
+    def mask(self) -> I32:
+        """int32[ceil(n_symbols / 32)], bit set = allowed. Raises UsageError where it takes too long."""
+        if self._mask is None:
+            self._mask = self._grammar.restart()
+        return self._mask
+
+    def advance(self, symbol: int) -> None:
+        """Move past one symbol."""
+        self._mask = self._grammar.advance(symbol)
+
+
+def _answer(connection: Connection, symbols: _Symbols, text: str) -> None:
+    """The process of a grammar: None begins a text, a symbol goes on; answers are masks, or what is wrong."""
+    import llguidance
+
+    matcher = llguidance.LLMatcher(_tokenizer(symbols), text, log_level=0)
+    while True:
+        try:
+            symbol = connection.recv()
+        except EOFError:
+            return
+        if symbol is None:
+            matcher.reset()
+        else:
+            matcher.consume_token(symbol)
+        mask = matcher.compute_bitmask()
+        connection.send(_first_lines(matcher.get_error()) if matcher.is_error() else bytes(mask))
+
+
+def _end(process: Any, connection: Connection) -> None:
+    connection.close()
+    process.kill()
+    process.join()
+    process.close()
+
+
+def _tokenizer(symbols: _Symbols) -> Any:
+    import llguidance
+
+    wrapper = llguidance.TokenizerWrapper(symbols)
+    n_vocab = len(symbols.tokens)
+    return llguidance.LLTokenizer(wrapper, n_vocab=n_vocab, eos_token=symbols.eos_token_id, slices=[])
 
 
 class _Symbols:

@@ -196,7 +196,8 @@ def load(
         experts.extend(load_expert(member.spec, path, options) for member, path in zip(active, paths, strict=True))
         triples = zip(active, experts, paths, strict=True)
         templates = [template_of(member.spec, expert, path) for member, expert, path in triples]
-        loaded = assemble(experts, [member.weight for member in active], options, templates)
+        roles = [member.spec.role for member in active]
+        loaded = assemble(experts, [member.weight for member in active], options, templates, roles)
         return replace(loaded, load_s=time.perf_counter() - began)
     except BaseException:
         for expert in experts:
@@ -259,6 +260,7 @@ def assemble(
     weights: Sequence[float],
     options: Options | None = None,
     templates: Sequence[str | None] | None = None,
+    roles: Sequence[str] = (),
 ) -> Loaded:
     """Predictors, lanes and the engine over experts that are loaded already. Zero weights take no part."""
     options = options or Options()
@@ -271,7 +273,14 @@ def assemble(
     lanes = Lanes(choose(taking_part, options.lanes, options.n_threads))
     return Loaded(
         experts=tuple(experts),
-        engine=Engine(predictors, strategy, chosen[active] / chosen[active].sum(), lanes, space=space),
+        engine=Engine(
+            predictors,
+            strategy,
+            chosen[active] / chosen[active].sum(),
+            lanes,
+            space=space,
+            roles=[roles[i] for i in active] if roles else (),
+        ),
         lanes=lanes,
         templates=tuple(None if templates is None else templates[i] for i in active),
         load_s=time.perf_counter() - began,

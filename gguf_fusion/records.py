@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from gguf_fusion.arrays import F64
 
@@ -45,6 +46,8 @@ class Step:
     """The most probable symbols of the fused law with their ln f, best first, as many as were asked for."""
     divergence: float | None = None
     """Jensen-Shannon divergence of the experts' laws under ``weights``, nats; None where ``top`` is not asked for."""
+    insight: Any = None
+    """``insight.Insight`` of this step, where it was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,7 @@ class Steps(Iterator[Step]):
         constraint: Constraint | None = None,
         bias: Mapping[int, float] | None = None,
         n_top: int = 0,
+        insight: bool = False,
     ) -> None:
         self.finish_reason: str | None = None
         self.n_bytes = 0
@@ -46,6 +47,7 @@ class Steps(Iterator[Step]):
         self._engine = engine
         self._params = params
         self._n_top = n_top
+        self._insight = insight
         space = engine.space
         self._sampler = Sampler(params, space.n_symbols, space.end, constraint=constraint, bias=bias)
         self._text = TextStream(params.stop)
@@ -100,7 +102,7 @@ class Steps(Iterator[Step]):
         if not self._engine.room:
             return False
         try:
-            self._ahead.append(self._engine.step(self._sampler, n_top=self._n_top))
+            self._ahead.append(self._engine.step(self._sampler, n_top=self._n_top, insight=self._insight))
         except ContextOverflowError:  # a path that had to be evaluated was longer than the one that counts
             return False
         return True

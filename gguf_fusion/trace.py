@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -85,10 +85,10 @@ class TraceWriter:
             raise UsageError(f"trace {path}: expected a file that can be written, got: {error.strerror}") from error
         return cls(stream, header)
 
-    def write(self, pieces: Iterable[Piece]) -> None:
-        """Add pieces, each a line of its own."""
-        for piece in pieces:
-            self._line({"type": "piece", **piece_record(piece, self._experts)})
+    def write(self, pieces: Iterable[Piece], more: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Add pieces, each a line of its own; ``more``: further keys of each."""
+        for i, piece in enumerate(pieces):
+            self._line({"type": "piece", **piece_record(piece, self._experts), **(more[i] if more else {})})
 
     def close(self) -> None:
         """Close the stream; closing twice is harmless."""

@@ -14,10 +14,11 @@ import click
 from gguf_fusion.cli._ensemble import fusion_options, load_ensemble, machine_options
 from gguf_fusion.cli._output import note, print_json
 from gguf_fusion.cli._sampling import Reading, ending, piped_text, sampling_given, sampling_options
+from gguf_fusion.cli._show import Insights, line, topics_of
 from gguf_fusion.cli._why import shown
-from gguf_fusion.ensemble import Ensemble
+from gguf_fusion.ensemble import Ensemble, checked_task
 from gguf_fusion.errors import UsageError
-from gguf_fusion.records import Step
+from gguf_fusion.records import Piece, Step
 from gguf_fusion.reply import Reply
 from gguf_fusion.trace import TraceHeader, TraceWriter
 
@@ -35,6 +36,12 @@ from gguf_fusion.trace import TraceHeader, TraceWriter
     metavar="FILE",
     help="Write every expert's vote on every piece as JSON lines.",
 )
+@click.option(
+    "--show",
+    metavar="TOPICS",
+    help="Per piece on stderr, in bits: divergence, gain, route, entropy (separated by commas).",
+)
+@click.option("--task", default="", help="The kind of task, for strategies that weigh experts by it.")
 @click.option("-v", "--verbose", is_flag=True, help="Timings on stderr at the end.")
 @machine_options
 def run(
@@ -43,6 +50,8 @@ def run(
     as_json: bool,
     verbose: bool,
     trace: Path | None,
+    show: str | None,
+    task: str,
     system: str | None,
     **options: Any,
 ) -> None:
@@ -52,9 +61,15 @@ def run(
     """
     text = _prompt(prompt)
     sampling = sampling_given(options)
+    topics = () if show is None else topics_of(show)
+    checked_task(task)
     with load_ensemble(options) as loaded:
         reading = Reading() if sys.stderr.isatty() else None
-        reply = loaded.generate(text, system=system, chat=None if raw else True, progress=reading, **sampling)
+        reply = loaded.generate(
+            text, system=system, chat=None if raw else True, progress=reading,
+            insight=bool(topics) or trace is not None, task=task, **sampling,
+        )  # fmt: skip
+        insights = Insights(loaded) if topics else None
         pieces: list[str] = []
         last: Step | None = None
         on_terminal = sys.stdout.isatty()
@@ -64,7 +79,11 @@ def run(
                 if not as_json:
                     click.echo(shown(step.text) if on_terminal else step.text, nl=False)
                 vote(step)
+                if insights is not None:
+                    insights.push(step)
                 last = step
+        if insights is not None:
+            insights.finish()
         timings = {**asdict(reply.timings), "bytes_per_s": reply.timings.bytes_per_s}
         if as_json:
             print_json(
@@ -76,10 +95,13 @@ def run(
                     "timings": timings,
                     "seed": reply.seed,
                     "experts": list(loaded.names),
+                    **({} if insights is None else {"show": [{"text": p.text, **told} for p, told in insights.rows]}),
                 }
             )
         else:
             click.echo()
+            for piece, told in insights.rows if insights is not None else ():
+                note(line(piece, told, topics))
         if verbose:
             _report(reply, ending(loaded, last))
 
@@ -112,13 +134,17 @@ def _traced(ensemble: Ensemble, reply: Reply, path: Path | None) -> Iterator[Cal
     if path is None:
         yield lambda _: None
         return
-    view = ensemble.piece_view()
+    insights = Insights(ensemble)
     header = TraceHeader(
         experts=ensemble.names, strategy=ensemble.strategy, seed=reply.seed, piece_expert=ensemble.piece_expert
     )
     with TraceWriter.open(path, header) as writer:
-        yield lambda step: writer.write(view.push(step))
-        writer.write(view.finish())
+
+        def write(rows: list[tuple[Piece, dict[str, Any]]]) -> None:
+            writer.write([piece for piece, _ in rows], [told for _, told in rows])
+
+        yield lambda step: write(insights.push(step))
+        write(insights.finish())
 
 
 def _prompt(argument: str | None) -> str:

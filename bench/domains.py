@@ -1,0 +1,132 @@
+"""Does fusion beat the best single expert? Five kinds of installed text, dev and test split by document.
+
+Every expert is scored with its own tokens and through the byte bridge, every strategy on the same bytes. The best
+single expert of a domain has the fewest bits with its own tokens: on dev, or, harder to beat, on the test texts.
+
+    python bench/domains.py > bench/results/domains.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+
+import numpy as np
+from texts import Text, digest, texts
+
+from gguf_fusion import __version__, hub
+from gguf_fusion.config import Registry
+from gguf_fusion.cover.tree import DEFAULT_EPSILON
+from gguf_fusion.evaluate.score import Document, DocumentScore, score_trace
+from gguf_fusion.evaluate.scorer import Scorer, Settings
+from gguf_fusion.evaluate.statistics import bootstrap_gain, sign_flip
+from gguf_fusion.expressions import DEFAULT, parse
+from gguf_fusion.load import Options, members_of
+
+STRATEGIES = (
+    DEFAULT, "average", "bayes", "sqrt-product", "linear(w=evidence(eta=0.1, gamma=0.99))",
+    "power(r=0.4, w=evidence(eta=0.1, gamma=0.99))", "adaptive", "confidence", "consensus", "word", "fixed-share",
+)  # fmt: skip
+
+
+def scored(found: list[Text], epsilons: tuple[float, ...], threads: int) -> list[DocumentScore]:
+    """The scores of all texts, from traces that are computed where they are missing."""
+    registry = Registry.load()
+    members = members_of(registry.ensemble("pocket"), registry)
+    paths = [hub.locate(member.ref, registry) for member in members]
+    strategies = {name: parse(name) for name in STRATEGIES}
+    scores = []
+    with Scorer.of_members(
+        members, paths, Options(n_threads=threads, lanes="serial"), Settings(epsilons=epsilons)
+    ) as scorer:
+        for i, text in enumerate(found):
+            with scorer.trace(Document(text.name, text.text, text.domain)) as trace:
+                document = Document(text.name, text.text, text.domain)
+                scores.append(score_trace(document, trace, strategies, np.ones(len(members))))
+            print(f"{i + 1} of {len(found)}: {text.domain}, {text.name}", file=sys.stderr)
+    return scores
+
+
+def bits(scores: list[DocumentScore], pick: str, name: str) -> np.ndarray:
+    """float64[n_documents]: bits of one expert (own tokens or bridge) or strategy."""
+    if pick == "own":
+        return np.array([score.experts[name].own_bits for score in scores])
+    if pick == "bridge":
+        return np.array([score.experts[name].bridge[0].bits for score in scores])
+    return np.array([score.fused[name].bits for score in scores])
+
+
+def record(domain: str, dev: list[DocumentScore], test: list[DocumentScore]) -> dict[str, object]:
+    """One line: bits per byte of all on the test documents of a domain, and gains over the best single expert."""
+    names = list(test[0].experts)
+    n_bytes = np.array([score.n_bytes for score in test], np.float64)
+    total = float(n_bytes.sum())
+    best_dev = min(names, key=lambda name: bits(dev, "own", name).sum())
+    best_test = min(names, key=lambda name: bits(test, "own", name).sum())
+    experts = {
+        name: {
+            "bpb_own": float(bits(test, "own", name).sum() / total),
+            "bpb_bridge": float(bits(test, "bridge", name).sum() / total),
+            "cost": float(bits(test, "bridge", name).sum() / bits(test, "own", name).sum() - 1.0),
+            "decodes_per_token": sum(s.experts[name].bridge[0].n_decodes for s in test)
+            / sum(s.experts[name].n_tokens for s in test),
+        }
+        for name in names
+    }
+    fused = {}
+    for name in STRATEGIES:
+        ours = bits(test, "fused", name)
+        gains = {
+            key: bootstrap_gain(ours, theirs, n_bytes)
+            for key, theirs in (
+                ("own_dev", bits(test, "own", best_dev)),
+                ("own_test", bits(test, "own", best_test)),
+                ("bridge_dev", bits(test, "bridge", best_dev)),
+            )
+        }
+        fused[name] = {
+            "bpb": float(ours.sum() / total),
+            **{key: [gain.relative, gain.relative_low, gain.relative_high] for key, gain in gains.items()},
+            "p_own_dev": sign_flip(ours, bits(test, "own", best_dev)),
+        }
+    return {
+        "domain": domain, "documents": len(test), "bytes": int(total), "best_on_dev": best_dev,
+        "best_on_test": best_test, "experts": experts, "fused": fused,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Print one JSON line per domain, then one with the means over the domains."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    found = texts()
+    scores = scored(found, (DEFAULT_EPSILON,), arguments.threads)
+    about = {"version": __version__, "texts": digest(found), "machine": platform.machine(), "cores": os.cpu_count()}
+    records = []
+    for domain in dict.fromkeys(text.domain for text in found):
+        parts = {
+            split: [s for s, text in zip(scores, found, strict=True) if (text.domain, text.split) == (domain, split)]
+            for split in ("dev", "test")
+        }
+        records.append(record(domain, parts["dev"], parts["test"]))
+        print(json.dumps({**records[-1], **about}), flush=True)
+    means = {
+        name: {
+            key: float(np.mean([r["fused"][name][key][0] for r in records]))
+            for key in ("own_dev", "own_test", "bridge_dev")
+        }
+        for name in STRATEGIES
+    }
+    costs = {
+        name: {key: float(np.mean([r["experts"][name][key] for r in records])) for key in ("cost", "decodes_per_token")}
+        for name in records[0]["experts"]
+    }
+    print(json.dumps({"domain": "mean", "fused": means, "experts": costs, **about}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -160,7 +160,8 @@ class WatchedGrammar:
         process.start()
         theirs.close()
         self._end = weakref.finalize(self, _end, process, self._connection)
-        self._ask(None, _START_S)
+        self._receive(_START_S)
+        self.restart()
 
     def begin(self) -> WatchedWalk:
         """The state before the first symbol."""
@@ -168,30 +169,36 @@ class WatchedGrammar:
 
     def restart(self) -> I32:
         """The mask at the beginning of a text."""
-        return self._ask(None, _STEP_S)
+        return self._ask(None)
 
     def advance(self, symbol: int) -> I32:
         """The mask after one more symbol."""
-        return self._ask(symbol, _STEP_S)
+        return self._ask(symbol)
 
-    def _ask(self, symbol: int | None, seconds: float) -> I32:
+    def _ask(self, symbol: int | None) -> I32:
         try:
             self._connection.send(symbol)
-            if not self._connection.poll(seconds):
-                raise UsageError(
-                    f"{self._kind}: the grammar needs more than {seconds:g} s for a step; terminals that overlap do "
-                    f"that: write them as one, or the whole as one regex"
-                )
-            answer = self._connection.recv()
-        except UsageError:
-            self._end()
-            raise
+        except OSError as error:
+            raise self._ended() from error
+        return np.frombuffer(self._receive(_STEP_S), np.int32)[: self._width]
+
+    def _receive(self, seconds: float) -> bytes:
+        try:
+            answer = self._connection.recv() if self._connection.poll(seconds) else None
         except (OSError, EOFError) as error:
-            raise UsageError(f"{self._kind}: the grammar's process has ended; a simpler one may do") from error
-        if isinstance(answer, str):
-            self._end()
-            raise UsageError(f"{self._kind}: {answer}")
-        return np.frombuffer(answer, np.int32)[: self._width]
+            raise self._ended() from error
+        if isinstance(answer, bytes):
+            return answer
+        self._end()
+        if answer is None:
+            answer = (
+                f"the grammar needs more than {seconds:g} s for a step; terminals that overlap do that: "
+                f"write them as one, or the whole as one regex"
+            )
+        raise UsageError(f"{self._kind}: {answer}")
+
+    def _ended(self) -> UsageError:
+        return UsageError(f"{self._kind}: the grammar's process has ended; a simpler grammar may do")
 
 
 class WatchedWalk:
@@ -213,10 +220,14 @@ class WatchedWalk:
 
 
 def _answer(connection: Connection, symbols: _Symbols, text: str) -> None:
-    """The process of a grammar: None begins a text, a symbol goes on; answers are masks, or what is wrong."""
+    """The process of a grammar: None begins a text, a symbol goes on; answers are masks, or what is wrong.
+
+    An empty answer comes first, once everything is there.
+    """
     import llguidance
 
     matcher = llguidance.LLMatcher(_tokenizer(symbols), text, log_level=0)
+    connection.send(b"")
     while True:
         try:
             symbol = connection.recv()

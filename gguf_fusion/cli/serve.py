@@ -36,11 +36,6 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
     help="Seconds that a running reply has when the server is stopped.",
 )  # fmt: skip
 @click.option("--metrics", is_flag=True, help="Answer GET /metrics, for Prometheus.")
-@click.option(
-    "--allow-grammar/--no-allow-grammar",
-    default=None,
-    help="Take Lark and GBNF grammars, which may be endless work.  [default: only on this machine's own address]",
-)
 @click.option("-v", "--verbose", is_flag=True, help="A line for every request on stderr.")
 @machine_options
 def serve(
@@ -53,7 +48,6 @@ def serve(
     max_body: float,
     grace: float,
     metrics: bool,
-    allow_grammar: bool | None,
     verbose: bool,
     **options: Any,
 ) -> None:
@@ -87,7 +81,6 @@ def serve(
         max_tokens=max_tokens,
         max_body=int(max_body * 1e6),
         metrics=metrics,
-        grammars=host in _LOOPBACK if allow_grammar is None else allow_grammar,
     )
     run.serve(
         lambda: load_ensemble(options),

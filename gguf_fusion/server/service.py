@@ -18,7 +18,6 @@ class Settings:
 
     max_tokens : pieces of a chat reply, where the request names no limit
     max_body   : most bytes of a request
-    grammars   : whether Lark and GBNF grammars are taken: some of them never come to an end
     """
 
     host: str = "127.0.0.1"
@@ -27,7 +26,6 @@ class Settings:
     max_tokens: int = 1024
     max_body: int = 8 * 1024 * 1024
     metrics: bool = False
-    grammars: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,12 +129,6 @@ class TextRoutes:
         if wanted is None:
             return None
         kind, source = wanted
-        if kind in ("lark", "gbnf") and not self._service.settings.grammars:
-            raise RefusedError(
-                403,
-                f"{kind} grammars are off on this server (--allow-grammar); give a JSON schema or one regex",
-                param="grammar",
-            )
         if self._grammars is None:
             self._grammars = await asyncio.to_thread(Grammars, self._service.ensemble.space)
         return await asyncio.to_thread(self._grammars.compile, kind, source)

@@ -92,9 +92,14 @@ def record(domain: str, dev: list[DocumentScore], test: list[DocumentScore]) -> 
             **{key: [gain.relative, gain.relative_low, gain.relative_high] for key, gain in gains.items()},
             "p_own_dev": sign_flip(ours, bits(test, "own", best_dev)),
         }
+    gain, low, high = fused[DEFAULT]["own_dev"]
+    summary = {
+        "best_single": best_dev, "best_bpb": experts[best_dev]["bpb_own"], "fused_bpb": fused[DEFAULT]["bpb"],
+        "gain": gain, "low": low, "high": high, "gain_bridge": fused[DEFAULT]["bridge_dev"][0],
+    }  # fmt: skip
     return {
         "domain": domain, "documents": len(test), "bytes": int(total), "best_on_dev": best_dev,
-        "best_on_test": best_test, "experts": experts, "fused": fused,
+        "best_on_test": best_test, "summary": [summary], "experts": experts, "fused": fused,
     }  # fmt: skip
 
 
@@ -125,7 +130,7 @@ def main() -> None:
         name: {key: float(np.mean([r["experts"][name][key] for r in records])) for key in ("cost", "decodes_per_token")}
         for name in records[0]["experts"]
     }
-    print(json.dumps({"domain": "mean", "fused": means, "experts": costs, **about}), flush=True)
+    print(json.dumps({"domain": "mean", "summary": [], "fused": means, "experts": costs, **about}), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,10 @@ import platform
 import subprocess
 import sys
 
+from gguf_fusion import __version__, hub
+from gguf_fusion.gguf_info import read
+from gguf_fusion.plan.memory import shape_of
+
 POCKET = ("smollm2-135m-instruct", "gemma-3-270m", "qwen2.5-coder-0.5b-instruct")
 
 CHILD = """
@@ -30,7 +34,8 @@ gc.collect()
 me = psutil.Process()
 before = me.memory_info().rss
 expert = LlamaExpert.load(path, name=name, n_ctx=n_ctx)
-ids = np.resize(expert.tokenize(b"The quick brown fox jumps over the lazy dog. " * 40), min(n_ctx - 8, 700)).astype(np.int32)
+ids = expert.tokenize(b"The quick brown fox jumps over the lazy dog. " * 40)
+ids = np.resize(ids, n_ctx - 8).astype(np.int32)
 expert.evaluate(ids)
 for extra in range(4):
     expert.evaluate(np.append(ids, np.full(extra + 1, ids[0], np.int32)))
@@ -44,10 +49,6 @@ def main() -> None:
     parser.add_argument("--experts", nargs="+", default=POCKET)
     parser.add_argument("--n-ctx", nargs="+", type=int, default=[512, 4096, 8192])
     arguments = parser.parse_args()
-    from gguf_fusion import __version__, hub
-    from gguf_fusion.plan.memory import shape_of
-    from gguf_fusion.gguf_info import read
-
     for name in arguments.experts:
         shape = shape_of(name, read(hub.locate(name)))
         for n_ctx in arguments.n_ctx:

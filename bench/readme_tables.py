@@ -70,6 +70,18 @@ TABLES = {
             "decodes_per_token": ("decodes per token", "{:.2f}".format),
         },
     ),
+    "domains": Table(
+        identity=("domain",),
+        unfold="summary",
+        by={"domain": "kind of text", "best_single": "best single expert"},
+        means={
+            "best_bpb": ("its bits per byte", "{:.3f}".format),
+            "fused_bpb": ("fused", "{:.3f}".format),
+            "gain": ("gain", percent),
+            "low": ("95 % from", percent),
+            "high": ("to", percent),
+        },
+    ),
 }
 
 

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gguf_fusion.discover.corpus import Corpus, Doc
-from gguf_fusion.errors import StrategyError, UsageError
+from gguf_fusion.errors import GgufFusionError, StrategyError, UsageError
 from gguf_fusion.expressions import parse
 from gguf_fusion.formula.fuser import Formula, parse_formula
 from gguf_fusion.formula.nodes import Expert, Fuse, Node
@@ -235,7 +236,12 @@ class _Pool:
         self._executor = executor
 
     def map(self, questions: Sequence[Question]) -> Iterator[Scored]:
-        return self._executor.map(_in_worker, questions)
+        try:
+            yield from self._executor.map(_in_worker, questions)
+        except BrokenProcessPool:
+            raise GgufFusionError(
+                "a worker process died (out of memory?); what was scored is kept: go on with --resume and fewer --workers"
+            ) from None
 
 
 def as_formula(expression: str) -> Formula:

@@ -26,9 +26,17 @@ from gguf_fusion.evaluate.statistics import bootstrap_gain, sign_flip
 from gguf_fusion.expressions import DEFAULT, parse
 from gguf_fusion.load import Options, members_of
 
+DISCOVERED = (
+    'formula(linear(0.6291*temper(1.072, geometric(eta=0.1, gamma=0.99, 0.03917*"smollm2-135m-instruct", '
+    '0.2402*"gemma-3-270m", 0.7206*"qwen2.5-coder-0.5b-instruct")), 0.3709*power(r=0.41, eta=0.07831, gamma=0.91236, '
+    '0.1037*"smollm2-135m-instruct", 0.2562*"gemma-3-270m", 0.6401*"qwen2.5-coder-0.5b-instruct")))'
+)
+"""What ``gguf-fusion discover`` (budget 150, seed 0) found on the dev texts, which it split again by itself."""
+
 STRATEGIES = (
     DEFAULT, "average", "bayes", "sqrt-product", "linear(w=evidence(eta=0.1, gamma=0.99))",
     "power(r=0.4, w=evidence(eta=0.1, gamma=0.99))", "adaptive", "confidence", "consensus", "word", "fixed-share",
+    DISCOVERED,
 )  # fmt: skip
 
 

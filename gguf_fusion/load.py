@@ -27,7 +27,11 @@ from gguf_fusion.experts.llama import LlamaExpert
 from gguf_fusion.experts.table import TableExpert
 from gguf_fusion.expressions import DEFAULT as DEFAULT_STRATEGY
 from gguf_fusion.expressions import parse
+from gguf_fusion.hub.digests import model_digest
 from gguf_fusion.lanes import Lanes, ThreadedExpert, choose
+from gguf_fusion.router.fuser import Routed
+from gguf_fusion.router.head import Head
+from gguf_fusion.strategy import Strategy
 from gguf_fusion.vocabulary import Kind, Vocabulary
 
 _log = logging.getLogger(__name__)
@@ -62,6 +66,7 @@ class Options:
     space    : ``byte`` bridges always, ``token`` demands one vocabulary, ``auto`` bridges where vocabularies differ
     lanes    : ``auto``, ``serial`` or ``lanes``
     chat_templates : Jinja files by expert, or "none" for a base model that reads plain text
+    router   : a trained router (``gguf-fusion router train``); it takes the place of a strategy
     """
 
     strategy: str | None = None
@@ -72,6 +77,7 @@ class Options:
     lanes: str = "auto"
     space: str = "auto"
     chat_templates: Mapping[str, str | Path] = field(default_factory=dict)
+    router: str | Path | None = None
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and not 0.0 <= self.epsilon < 1.0:
@@ -94,6 +100,8 @@ class LoadKeywords(TypedDict, total=False):
     space: str
     chat_templates: Mapping[str, str | Path]
     """Jinja files by expert, or "none"; they replace the experts' own."""
+    router: str | Path | None
+    """A trained router; it takes the place of a strategy."""
 
 
 def load_options(given: Mapping[str, Any]) -> Options:
@@ -188,16 +196,26 @@ def load(
     """
     options = options or Options()
     active = with_templates([member for member in members if member.weight > 0.0], options.chat_templates)
+    head = None if options.router is None else Head.load(Path(options.router))
+    if head is not None:
+        if options.strategy is not None:
+            raise UsageError("a router takes the place of a strategy; give one of the two")
+        active = _with_router(active, head, registry)
     parse(options.strategy or DEFAULT_STRATEGY)  # a misspelt strategy must not cost a download first
     paths = [hub.pull(member.ref, registry, progress=progress, offline=offline)[0] for member in active]
     began = time.perf_counter()
     experts: list[LlamaExpert] = []
     try:
-        experts.extend(load_expert(member.spec, path, options) for member, path in zip(active, paths, strict=True))
+        for member, path in zip(active, paths, strict=True):
+            is_router = head is not None and member.spec.name == head.router
+            if is_router and head is not None:
+                _check_router(head, path)
+            experts.append(load_expert(member.spec, path, options, hidden=is_router))
         triples = zip(active, experts, paths, strict=True)
         templates = [template_of(member.spec, expert, path) for member, expert, path in triples]
         roles = [member.spec.role for member in active]
-        loaded = assemble(experts, [member.weight for member in active], options, templates, roles)
+        strategy = None if head is None else Routed(head)
+        loaded = assemble(experts, [m.weight for m in active], options, templates, roles, strategy)
         return replace(loaded, load_s=time.perf_counter() - began)
     except BaseException:
         for expert in experts:
@@ -205,8 +223,35 @@ def load(
         raise
 
 
-def load_expert(spec: ExpertSpec, path: Path, options: Options, *, max_rows: int | None = None) -> LlamaExpert:
-    """Load one expert's file, for up to ``max_rows`` rows at a time; its name stands in every error."""
+def _with_router(members: Sequence[Member], head: Head, registry: Registry | None) -> list[Member]:
+    """The members, and the router's own expert where it is not one of them. Raises UsageError for missing experts."""
+    names = [member.spec.name for member in members]
+    missing = [name for name in head.experts if name not in names]
+    if missing:
+        raise UsageError(
+            f"the router was trained for {', '.join(head.experts)}; {missing[0]} is not among the experts "
+            f"({', '.join(names)})"
+        )
+    if head.router in names:
+        return list(members)
+    return [*members, *members_from([head.router], registry or Registry.load())]
+
+
+def _check_router(head: Head, path: Path) -> None:
+    """Raise ModelFileError unless the file is the one that the router was trained with."""
+    if model_digest(path) != head.router_sha256:
+        raise ModelFileError(
+            f"{path} is not the file of {head.router} that the router was trained with; train it again with this one"
+        )
+
+
+def load_expert(
+    spec: ExpertSpec, path: Path, options: Options, *, max_rows: int | None = None, hidden: bool = False
+) -> LlamaExpert:
+    """Load one expert's file, for up to ``max_rows`` rows at a time; its name stands in every error.
+
+    ``hidden``: it keeps the hidden states that a router reads.
+    """
     settings: dict[str, Any] = {
         "n_ctx": spec.n_ctx if options.n_ctx is None else options.n_ctx,
         "n_threads": spec.n_threads if options.n_threads is None else options.n_threads,
@@ -214,6 +259,7 @@ def load_expert(spec: ExpertSpec, path: Path, options: Options, *, max_rows: int
         "type_k": spec.type_k,
         "type_v": spec.type_v,
         "max_rows": max_rows,
+        "hidden": hidden,
     }
     given = {key: value for key, value in settings.items() if value is not None}
     try:
@@ -261,12 +307,13 @@ def assemble(
     options: Options | None = None,
     templates: Sequence[str | None] | None = None,
     roles: Sequence[str] = (),
+    strategy: Strategy | None = None,
 ) -> Loaded:
     """Predictors, lanes and the engine over experts that are loaded already. Zero weights take no part."""
     options = options or Options()
     began = time.perf_counter()
     chosen = np.array(checked_weights(weights, len(experts)))
-    strategy = parse(options.strategy or DEFAULT_STRATEGY)
+    strategy = strategy or parse(options.strategy or DEFAULT_STRATEGY)
     active = [i for i, weight in enumerate(chosen) if weight > 0.0]
     taking_part = [experts[i] for i in active]
     predictors, space = make_predictors(taking_part, options)

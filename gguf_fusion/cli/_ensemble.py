@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -20,6 +21,12 @@ _OPTIONS = (
     click.option("-e", "--expert", "experts", metavar="REF[=WEIGHT]", multiple=True, help="An expert (repeatable)."),
     click.option("--ensemble", default=DEFAULT_ENSEMBLE, show_default=True, help="An ensemble of the registry."),
     click.option("--strategy", help="pool(weight rule); see: gguf-fusion strategies."),
+    click.option(
+        "--router",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="A trained router instead of a strategy; see: gguf-fusion router.",
+    ),
     click.option("--epsilon", type=float, help="Bits per byte that unevaluated segmentations may cost."),
     click.option(
         "--template",
@@ -66,6 +73,7 @@ def load_ensemble(given: Mapping[str, Any]) -> Ensemble:
         "n_threads": given["threads"],
         "n_gpu_layers": given["n_gpu_layers"],
         "lanes": given["lanes"],
+        "router": given["router"],
         "space": given.get("space", "auto"),
         "chat_templates": _templates(given["templates"]),
         "progress": ConsoleProgress(),

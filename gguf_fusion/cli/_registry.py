@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from gguf_fusion.config import Registry
-from gguf_fusion.errors import UsageError
+from gguf_fusion.errors import MissingExtraError, UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -43,3 +44,10 @@ def weighted(experts: tuple[str, ...]) -> tuple[list[str], list[float]]:
         except ValueError:
             raise UsageError(f"-e {given}: expected REF=WEIGHT with a number, got {weight!r}") from None
     return refs, weights
+
+
+def require_extra(extra: str, *packages: str) -> None:
+    """Raise MissingExtraError, before any work is done, unless the packages of an extra are installed."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, extra)

@@ -14,7 +14,7 @@ import numpy as np
 
 from gguf_fusion import __version__, hub
 from gguf_fusion.cli._output import ConsoleProgress, note, print_json, print_line, print_table
-from gguf_fusion.cli._registry import registry_option
+from gguf_fusion.cli._registry import registry_option, require_extra
 from gguf_fusion.cli.evaluate import _Clock, _members, _read
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
 from gguf_fusion.cover.tree import DEFAULT_EPSILON
@@ -78,6 +78,9 @@ def discover(
     """
     from gguf_fusion.discover import candidates, corpus, search
 
+    require_extra("discover", "optuna", "deap", "scipy")
+    if plot is not None:
+        require_extra("plot", "matplotlib")
     if resume and out is None:
         raise UsageError("--resume goes on with the search in --out FILE; name the file")
     documents = [_with_domain(_read(file, max_bytes)) for file in (*files, *data)]

@@ -14,7 +14,7 @@ import numpy as np
 
 from gguf_fusion import hub
 from gguf_fusion.cli._output import ConsoleProgress, human_size, note, print_json, print_line, print_table, warn
-from gguf_fusion.cli._registry import registry_option
+from gguf_fusion.cli._registry import registry_option, require_extra
 from gguf_fusion.cli.plan import size_in_bytes
 from gguf_fusion.config import Registry
 from gguf_fusion.errors import HubError, UsageError
@@ -78,6 +78,8 @@ def quants(registry: Registry, ref: str | None, ensemble: str | None, **given: A
     """
     if (ref is None) == (ensemble is None):
         raise UsageError("give either REF, or --ensemble NAME with --budget SIZE")
+    if given["plot"] is not None:
+        require_extra("plot", "matplotlib")
     levels = check_levels(given["levels"].split(","))
     text = _text(given["texts"])
     plan = Plan(

@@ -13,13 +13,13 @@ import click
 
 from gguf_fusion import __version__, hub
 from gguf_fusion.cli._output import ConsoleProgress, note, print_json, print_line, print_pairs, print_table
-from gguf_fusion.cli._registry import registry_option
+from gguf_fusion.cli._registry import registry_option, require_extra
 from gguf_fusion.cli.discover import _traces, _with_domain
 from gguf_fusion.cli.evaluate import _Clock, _members, _read
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
 from gguf_fusion.errors import UsageError
-from gguf_fusion.evaluate import trace_cache
 from gguf_fusion.evaluate.scorer import Scorer, Settings
+from gguf_fusion.hub.digests import model_digest
 from gguf_fusion.load import Options, members_from
 
 
@@ -77,6 +77,7 @@ def train(
     from gguf_fusion.experts.llama import LlamaExpert
     from gguf_fusion.router.head import EXTRAS
 
+    require_extra("discover", "safetensors")
     unknown = [name for name in extras if name not in EXTRAS]
     if unknown:
         raise UsageError(f"--extra: expected one of {', '.join(EXTRAS)}, got {unknown[0]!r}")
@@ -107,7 +108,7 @@ def train(
                 _traces(scorer, documents, clock), splits, sum(len(d.text) for d in documents), folder
             )
         scorer.close()
-        digest = trace_cache.model_digest(paths[at])
+        digest = model_digest(paths[at])
         loaded: list[LlamaExpert] = []
 
         def load() -> LlamaExpert:
@@ -135,7 +136,7 @@ def train(
         **learned.as_json(),
         "version": __version__,
         "seed": seed,
-        "models": {name: trace_cache.model_digest(path) for name, path in zip(names, paths, strict=True)},
+        "models": {name: model_digest(path) for name, path in zip(names, paths, strict=True)},
         "documents": [[d.name, splits[d.name]] for d in documents],
         "seconds": round(time.monotonic() - began, 1),
     }

@@ -240,7 +240,7 @@ class _Pool:
             yield from self._executor.map(_in_worker, questions)
         except BrokenProcessPool:
             raise GgufFusionError(
-                "a worker process died (out of memory?); what was scored is kept: go on with --resume and fewer --workers"
+                "a worker process died (out of memory?); what was scored is kept: use --resume and fewer --workers"
             ) from None
 
 

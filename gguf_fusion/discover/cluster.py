@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from gguf_fusion.discover.candidates import Question, Scored, Yardstick, evaluate
 from gguf_fusion.discover.corpus import Corpus
-from gguf_fusion.errors import UsageError
+from gguf_fusion.errors import MissingExtraError, UsageError
 
 
 class RayCluster:
@@ -18,11 +18,11 @@ class RayCluster:
     """
 
     def __init__(self, address: str, corpus: Corpus, yardstick: Yardstick) -> None:
-        """Raises UsageError where Ray is not installed or the cluster cannot be reached."""
+        """Raises MissingExtraError without Ray, UsageError where the cluster cannot be reached."""
         try:
             import ray
         except ImportError:
-            raise UsageError("--ray needs the package ray; install it: pip install 'gguf-fusion[ray]'") from None
+            raise MissingExtraError("ray", "ray") from None
         try:
             ray.init(address, log_to_driver=False, logging_level="error", include_dashboard=False)
         except (ConnectionError, ValueError, RuntimeError) as error:

@@ -20,6 +20,7 @@ from gguf_fusion.evaluate.lockstep import ByteProgress, Recorder
 from gguf_fusion.evaluate.score import Document
 from gguf_fusion.evaluate.teacher import REJOIN_BYTES
 from gguf_fusion.evaluate.windows import CONTEXT, SIZE, check_sizes
+from gguf_fusion.hub.digests import model_digest
 from gguf_fusion.lanes import Lanes, ThreadedExpert, choose
 from gguf_fusion.load import Member, Options, load_expert
 
@@ -204,7 +205,7 @@ def _facts(member: Member, path: Path, options: Options) -> dict[str, Any]:
     spec = member.spec
     return {
         "name": spec.name,
-        "sha256": trace_cache.model_digest(path),
+        "sha256": model_digest(path),
         "n_gpu_layers": spec.n_gpu_layers if options.n_gpu_layers is None else options.n_gpu_layers,
         "types": [spec.type_k, spec.type_v],
         "end": [list(spec.add_end), list(spec.remove_end)],

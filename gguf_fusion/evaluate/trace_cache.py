@@ -5,7 +5,6 @@
     <cache>/traces/<key>/meta.json     format, sizes and checksums of the other files, what the key was made of
                          laws.npy      float16[n_bytes, n_experts, 257], ln of the evaluated law (-inf: probability 0)
                          columns.npy   structured[n_bytes, n_experts], see ``trace.columns_dtype``
-    <cache>/traces/digests.json        SHA-256 of model files by path, size and time of change
 
 A trace appears by one rename, complete or not at all. It is keyed by everything that can change a number in it: model
 files, settings, text, and the source code that computes it; a damaged one is computed again.
@@ -16,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 import tempfile
 import zlib
@@ -29,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from gguf_fusion.errors import NoSpaceError
-from gguf_fusion.gguf_info import shard_paths
-from gguf_fusion.hub.store import MARGIN_BYTES, cache_dir, sha256_of
+from gguf_fusion.hub.digests import read_json, write_json
+from gguf_fusion.hub.store import MARGIN_BYTES, cache_dir
 
 FORMAT = 1
 PARTIAL = ".partial-"
@@ -80,26 +78,12 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def model_digest(path: Path) -> str:
-    """SHA-256 over all shards of a model file, remembered by name, size and time of change."""
-    shards = [shard.resolve() for shard in shard_paths(path)]
-    facts = {str(s): [s.stat().st_size, s.stat().st_mtime_ns] for s in shards}
-    known = _read_json(root() / "digests.json") or {}
-    name = json.dumps(facts, sort_keys=True)
-    found = known.get(name)
-    if not isinstance(found, str):
-        parts = [sha256_of(shard) for shard in shards]
-        found = parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest()
-        _write_json(root() / "digests.json", {**known, name: found})
-    return found
-
-
 def find(key: str) -> Stored | None:
     """A complete, undamaged trace, else None; a damaged one is removed."""
     path = root() / key
     if not path.exists():
         return None
-    meta = _read_json(path / "meta.json")
+    meta = read_json(path / "meta.json")
     if meta is not None and all(_intact(path / name, *facts) for name, facts in meta["files"].items()):
         return _stored(path, meta)
     _log.warning("trace %s is damaged: computing it again", path)
@@ -122,7 +106,7 @@ def adding(key: str, need_bytes: int, about: Mapping[str, Any]) -> Iterator[Path
     try:
         yield work
         files = {file.name: [file.stat().st_size, _crc(file)] for file in sorted(work.iterdir())}
-        _write_json(work / "meta.json", {"format": FORMAT, "files": files, "about": about})
+        write_json(work / "meta.json", {"format": FORMAT, "files": files, "about": about})
         try:
             work.rename(home / key)
         except OSError:  # another process was faster: its trace is the same
@@ -134,7 +118,7 @@ def adding(key: str, need_bytes: int, about: Mapping[str, Any]) -> Iterator[Path
 
 def stored() -> list[Stored]:
     """All complete traces, by key."""
-    metas = [(path, _read_json(path / "meta.json")) for path in sorted(root().glob("[0-9a-f]*"))]
+    metas = [(path, read_json(path / "meta.json")) for path in sorted(root().glob("[0-9a-f]*"))]
     return [_stored(path, meta) for path, meta in metas if meta is not None]
 
 
@@ -164,22 +148,3 @@ def _crc(path: Path) -> int:
         while block := file.read(1 << 20):
             checksum = zlib.crc32(block, checksum)
     return checksum
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".json.partial")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(value, file)
-        Path(name).replace(path)
-    finally:
-        Path(name).unlink(missing_ok=True)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from gguf_fusion.errors import GgufFusionError, LoadError, NoSpaceError, UsageError
-from gguf_fusion.evaluate.trace_cache import model_digest
 from gguf_fusion.experts.llama import LlamaExpert
 from gguf_fusion.experts.native_quantize import FILE_TYPES, quantize
 from gguf_fusion.gguf_info import read
+from gguf_fusion.hub.digests import model_digest
 from gguf_fusion.hub.store import MARGIN_BYTES, cache_dir
 from gguf_fusion.measure.quality import Tokens, compare, tokens_of
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_fusion.arrays import F64
-from gguf_fusion.errors import ModelFileError
+from gguf_fusion.errors import MissingExtraError, ModelFileError
 
 FORMAT = "gguf-fusion router 1"
 
@@ -58,7 +58,10 @@ class Head:
 
     def save(self, path: Path) -> None:
         """Write safetensors with everything else as JSON metadata, by one rename."""
-        from safetensors.numpy import save
+        try:
+            from safetensors.numpy import save
+        except ImportError:
+            raise MissingExtraError("safetensors", "discover") from None
 
         about = {
             "experts": self.experts, "router": self.router, "router_sha256": self.router_sha256, "lam": self.lam,
@@ -76,7 +79,10 @@ class Head:
     @classmethod
     def load(cls, path: Path) -> Head:
         """Read what ``save`` wrote; raises ModelFileError for anything else."""
-        from safetensors import SafetensorError, safe_open
+        try:
+            from safetensors import SafetensorError, safe_open
+        except ImportError:
+            raise MissingExtraError("safetensors", "discover") from None
 
         try:
             with safe_open(path, framework="numpy") as file:

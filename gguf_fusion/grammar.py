@@ -30,6 +30,10 @@ KINDS = ("json_schema", "regex", "choice", "lark", "gbnf")
 _JSON_BLANKS = r" |\n {0,16}"
 """Blanks between the parts of a JSON text: with any number of them, small models write nothing else."""
 
+_LARGEST = 2**53 - 1
+_VALUES = ("enum", "const", "default", "examples")
+"""Keys of a schema that hold values, not schemas."""
+
 _FREE_KINDS = ("lark", "gbnf")
 
 _START_S, _STEP_S = 30.0, 2.0
@@ -78,7 +82,8 @@ class Grammars:
             schema = json.loads(source) if isinstance(source, str) else source
             if not isinstance(schema, (dict, bool)):
                 raise TypeError(type(schema).__name__)
-            return str(library.LLMatcher.grammar_from_json_schema(schema, {"whitespace_pattern": _JSON_BLANKS}))
+            defaults = {"whitespace_pattern": _JSON_BLANKS}
+            return str(library.LLMatcher.grammar_from_json_schema(_with_bounds(schema), defaults))
         if kind == "choice":
             if not isinstance(source, Sequence) or not source or not all(isinstance(text, str) for text in source):
                 raise TypeError(json.dumps(source))
@@ -254,6 +259,26 @@ def _tokenizer(symbols: _Symbols) -> Any:
     wrapper = llguidance.TokenizerWrapper(symbols)
     n_vocab = len(symbols.tokens)
     return llguidance.LLTokenizer(wrapper, n_vocab=n_vocab, eos_token=symbols.eos_token_id, slices=[])
+
+
+def _with_bounds(schema: Any) -> Any:
+    """The schema with bounds for integers that have none: small models do not find the end of a row of digits.
+
+    ``_LARGEST`` is the limit up to which readers of JSON agree on integers (RFC 7493, section 2.2).
+    """
+    if isinstance(schema, list):
+        return [_with_bounds(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {key: part if key in _VALUES else _with_bounds(part) for key, part in schema.items()}
+    types = schema.get("type")
+    types = types if isinstance(types, list) else [types]
+    if "integer" in types and "number" not in types:
+        if not {"minimum", "exclusiveMinimum"} & set(schema):
+            result["minimum"] = -_LARGEST
+        if not {"maximum", "exclusiveMaximum"} & set(schema):
+            result["maximum"] = _LARGEST
+    return result
 
 
 class _Symbols:

@@ -7,19 +7,25 @@ is faster is measured with a few decodes when an ensemble is loaded.
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import platform
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from gguf_fusion.devices import usable_cores
 from gguf_fusion.errors import ClosedError, UsageError
 from gguf_fusion.experts.base import Expert
+from gguf_fusion.hub.digests import read_json, write_json
+from gguf_fusion.hub.store import cache_dir
 
 MODES = ("auto", "serial", "lanes")
 
@@ -102,11 +108,21 @@ def lane_plan(seconds: Mapping[str, float], n_cores: int) -> LanePlan:
     return LanePlan(lanes=lanes, threads=share_threads([sum(seconds[n] for n in lane) for lane in lanes], n_cores))
 
 
-def choose(experts: Sequence[ThreadedExpert], mode: str = "auto", n_cores: int | None = None) -> LanePlan:
+def choose(
+    experts: Sequence[ThreadedExpert],
+    mode: str = "auto",
+    n_cores: int | None = None,
+    *,
+    identity: str | None = None,
+    calibrate: bool = True,
+) -> LanePlan:
     """The plan for ``mode``: ``auto`` measures both, the other two are forced; sets the experts' threads.
 
     Where rows depend on the number of threads (``thread_sensitive``), ``auto`` takes lanes without a stopwatch when
     there are cores for two: a choice by time could differ from run to run, and so would the text.
+
+    identity  : names files, settings and library; what was measured for it before is used again, until files change
+    calibrate : False measures nothing: ``auto`` is ``serial`` then
     """
     if mode not in MODES:
         raise UsageError(f"lanes: expected {', '.join(MODES)}, got {mode!r}")
@@ -117,12 +133,15 @@ def choose(experts: Sequence[ThreadedExpert], mode: str = "auto", n_cores: int |
         sensitive = any(getattr(expert, "thread_sensitive", False) for expert in experts)
         if sensitive:
             plan = lane_plan({expert.name: float(expert.vocabulary.n_vocab) for expert in experts}, cores)
-        else:
+        elif mode == "auto" and (known := _remembered(identity, names, cores)) is not None:
+            plan = known
+        elif mode == "lanes" or calibrate:
             for expert in experts:
                 expert.set_threads(1)
             plan = lane_plan({expert.name: _seconds_per_token(expert) for expert in experts}, cores)
             if mode == "auto":
                 plan = _faster(_measured(plan, experts), _measured(serial, experts))
+                _remember(identity, plan, cores)
     apply_threads(plan, experts)
     _log.info("lanes: %s", plan)
     return plan
@@ -132,6 +151,37 @@ def _faster(lanes: LanePlan, serial: LanePlan) -> LanePlan:
     """The lanes, if they are clearly faster."""
     assert lanes.seconds is not None and serial.seconds is not None
     return lanes if lanes.seconds < _CLEARLY_FASTER * serial.seconds else serial
+
+
+def _memory() -> Path:
+    return cache_dir() / "lanes.json"
+
+
+def _key(identity: str, cores: int) -> str:
+    facts = f"{identity} {cores} {platform.machine()} {platform.node()}"
+    return hashlib.sha256(facts.encode()).hexdigest()[:24]
+
+
+def _remembered(identity: str | None, names: Sequence[str], cores: int) -> LanePlan | None:
+    """The plan that was measured before for the same files on this machine."""
+    if identity is None:
+        return None
+    found: Any = (read_json(_memory()) or {}).get(_key(identity, cores))
+    try:
+        lanes, threads = tuple(map(tuple, found["lanes"])), tuple(int(n) for n in found["threads"])
+        plan = LanePlan(lanes=lanes, threads=threads, seconds=float(found["seconds"]))
+    except (TypeError, KeyError, ValueError):
+        return None
+    same = sorted(name for lane in plan.lanes for name in lane) == sorted(names)
+    return plan if same and len(threads) == len(lanes) and all(n >= 1 for n in threads) else None
+
+
+def _remember(identity: str | None, plan: LanePlan, cores: int) -> None:
+    if identity is None:
+        return
+    facts = {"lanes": plan.lanes, "threads": plan.threads, "seconds": plan.seconds}
+    with suppress(OSError):  # a cache that cannot be written costs a second at the next start
+        write_json(_memory(), {**(read_json(_memory()) or {}), _key(identity, cores): facts})
 
 
 def apply_threads(plan: LanePlan, experts: Sequence[ThreadedExpert]) -> None:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
@@ -67,6 +68,7 @@ class Options:
     lanes    : ``auto``, ``serial`` or ``lanes``
     chat_templates : Jinja files by expert, or "none" for a base model that reads plain text
     router   : a trained router (``gguf-fusion router train``); it takes the place of a strategy
+    calibrate: whether ``auto`` lanes may be measured at the first load of these files
     """
 
     strategy: str | None = None
@@ -78,6 +80,7 @@ class Options:
     space: str = "auto"
     chat_templates: Mapping[str, str | Path] = field(default_factory=dict)
     router: str | Path | None = None
+    calibrate: bool = True
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and not 0.0 <= self.epsilon < 1.0:
@@ -102,6 +105,7 @@ class LoadKeywords(TypedDict, total=False):
     """Jinja files by expert, or "none"; they replace the experts' own."""
     router: str | Path | None
     """A trained router; it takes the place of a strategy."""
+    calibrate: bool
 
 
 def load_options(given: Mapping[str, Any]) -> Options:
@@ -215,12 +219,20 @@ def load(
         templates = [template_of(member.spec, expert, path) for member, expert, path in triples]
         roles = [member.spec.role for member in active]
         strategy = None if head is None else Routed(head)
-        loaded = assemble(experts, [m.weight for m in active], options, templates, roles, strategy)
+        loaded = assemble(
+            experts, [m.weight for m in active], options, templates, roles, strategy, _identity(paths, options)
+        )
         return replace(loaded, load_s=time.perf_counter() - began)
     except BaseException:
         for expert in experts:
             expert.close()
         raise
+
+
+def _identity(paths: Sequence[Path], options: Options) -> str:
+    """What decides about speeds: files by size and time of change, settings, the native library."""
+    files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    return f"{files} {options.n_gpu_layers} {options.n_ctx} {version('llama-cpp-python')}"
 
 
 def _with_router(members: Sequence[Member], head: Head, registry: Registry | None) -> list[Member]:
@@ -308,6 +320,7 @@ def assemble(
     templates: Sequence[str | None] | None = None,
     roles: Sequence[str] = (),
     strategy: Strategy | None = None,
+    identity: str | None = None,
 ) -> Loaded:
     """Predictors, lanes and the engine over experts that are loaded already. Zero weights take no part."""
     options = options or Options()
@@ -317,7 +330,8 @@ def assemble(
     active = [i for i, weight in enumerate(chosen) if weight > 0.0]
     taking_part = [experts[i] for i in active]
     predictors, space = make_predictors(taking_part, options)
-    lanes = Lanes(choose(taking_part, options.lanes, options.n_threads))
+    plan = choose(taking_part, options.lanes, options.n_threads, identity=identity, calibrate=options.calibrate)
+    lanes = Lanes(plan)
     return Loaded(
         experts=tuple(experts),
         engine=Engine(

@@ -184,3 +184,36 @@ def test_no_stopwatch_where_threads_change_rows() -> None:
     plan = choose(experts, "auto", 2)
     assert plan.mode == "lanes"
     assert not experts[0].callers
+
+
+def test_what_was_measured_is_remembered(tmp_path, monkeypatch):
+    """The second choice for the same files measures nothing; other files, other cores or no identity measure again."""
+    monkeypatch.setenv("GGUF_FUSION_CACHE", str(tmp_path))
+    measured = []
+    real = lanes._measured
+
+    def counted(plan, experts):
+        measured.append(plan)
+        return real(plan, experts)
+
+    monkeypatch.setattr(lanes, "_measured", counted)
+    experts = [Timed("a", 0.0), Timed("b", 0.0)]
+    first = lanes.choose(experts, "auto", 2, identity="files")
+    assert len(measured) == 2
+    again = lanes.choose(experts, "auto", 2, identity="files")
+    assert (again.lanes, again.threads) == (first.lanes, first.threads)
+    assert len(measured) == 2
+    lanes.choose(experts, "auto", 2, identity="other files")
+    assert len(measured) == 4
+    lanes.choose(experts, "auto", 2)
+    assert len(measured) == 6
+    (tmp_path / "lanes.json").write_text("{damaged")
+    lanes.choose(experts, "auto", 2, identity="files")
+    assert len(measured) == 8
+
+
+def test_without_calibration_experts_take_turns():
+    """--no-calibrate measures nothing and lets experts take turns."""
+    plan = lanes.choose([Timed("a", 0.0), Timed("b", 0.0)], "auto", 2, calibrate=False)
+    assert plan.mode == "serial"
+    assert plan.seconds is None

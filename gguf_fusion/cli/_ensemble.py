@@ -43,6 +43,12 @@ _MACHINE_OPTIONS = (
     click.option("-t", "--threads", type=int, help="Threads for all experts together."),
     click.option("-ngl", "--n-gpu-layers", type=int, help="Layers of every expert on a GPU; -1 = all."),
     click.option("--lanes", type=click.Choice(["auto", "serial", "lanes"]), default="auto", show_default=True),
+    click.option(
+        "--calibrate/--no-calibrate",
+        default=True,
+        show_default=True,
+        help="Measure at the first load whether experts are faster side by side.",
+    ),
     click.option("--offline", is_flag=True, help="Use only what is on this machine."),
 )
 
@@ -74,6 +80,7 @@ def load_ensemble(given: Mapping[str, Any]) -> Ensemble:
         "n_gpu_layers": given["n_gpu_layers"],
         "lanes": given["lanes"],
         "router": given["router"],
+        "calibrate": given["calibrate"],
         "space": given.get("space", "auto"),
         "chat_templates": _templates(given["templates"]),
         "progress": ConsoleProgress(),

@@ -1,4 +1,4 @@
-"""JSON schemas against a running server: of how many seeded texts is each one valid?
+"""JSON schemas against a running server: how many of its seeded texts are valid.
 
 gguf-fusion serve &
 python bench/json_schemas.py [--url http://127.0.0.1:8080/v1] [--trials 20]

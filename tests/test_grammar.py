@@ -85,6 +85,25 @@ def test_blanks_in_json_come_to_an_end() -> None:
     assert not {*b" \n\t"} & set(np.flatnonzero(allowed(state.mask(), 257)).tolist())
 
 
+def test_integers_come_to_an_end() -> None:
+    """An integer without bounds has at most 16 digits; a schema's own bounds and values stay."""
+    grammars = Grammars(SymbolSpace())
+
+    def takes(schema: Any, text: str) -> bool:
+        state = grammars.compile("json_schema", schema).begin()
+        for byte in text.encode():
+            if not allowed(state.mask(), 257)[byte]:
+                return False
+            state.advance(byte)
+        return bool(allowed(state.mask(), 257)[END])
+
+    for schema in ({"type": "integer"}, {"type": ["integer", "null"]}, {"type": "integer", "minimum": 5}):
+        assert takes(schema, "9007199254740991") and not takes(schema, "9007199254740992")
+    assert takes({"type": ["integer", "null"]}, "null")
+    assert takes({"type": "integer", "maximum": 10**17}, "1" + "0" * 17)
+    assert takes({"const": {"type": "integer"}}, '{"type":"integer"}')
+
+
 def test_tokens_are_symbols_where_vocabularies_are_the_same() -> None:
     """Longer pieces are allowed where all of their bytes are; control tokens never."""
     pieces = [bytes([b]) for b in range(256)] + [b"yes", b"yep", b"no!", b"<c>", b"</s>"]

@@ -97,7 +97,7 @@ class Served:
         self.owner = Owner(load, max_waiting=max_waiting)
         self.app = make_app(self.owner, settings)
         self.owner.start()
-        assert self.owner.loaded.wait(30)
+        assert self.owner.loaded.wait(300)
 
     def close(self) -> None:
         self.owner.stop(0.0)
@@ -106,7 +106,7 @@ class Served:
     def client(self, **options: Any) -> httpx2.AsyncClient:
         """Talks to the application in process; errors inside are answers, as over a socket."""
         transport = httpx2.ASGITransport(self.app, raise_app_exceptions=False)
-        return httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60, **options)
+        return httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=600, **options)
 
     def post(self, path: str, body: Any, **options: Any) -> httpx2.Response:
         """One request in process."""

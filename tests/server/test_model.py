@@ -27,5 +27,7 @@ def test_a_real_expert_answers_streams_and_keeps_to_a_schema(serve: Callable[...
     chunks = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
     assert "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]) == text
     schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
-    answer = served.post("/v1/chat/completions", {**body, "json_schema": {**schema, "additionalProperties": False}})
+    answer = served.post(
+        "/v1/chat/completions", {**body, "max_tokens": 40, "json_schema": {**schema, "additionalProperties": False}}
+    )
     assert json.loads(answer.json()["choices"][0]["message"]["content"])["city"] in ("Paris", "Rome")

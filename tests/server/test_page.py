@@ -35,7 +35,7 @@ class Open:
 
     def __init__(self, browser: Any, address: str, **options: Any) -> None:
         self.page = browser.new_page(**options)
-        self.page.set_default_timeout(20_000)
+        self.page.set_default_timeout(60_000)
         self.troubles: list[str] = []
         self.asked: list[str] = []
         self.page.on("console", lambda message: self.troubles.append(message.text) if message.type == "error" else None)

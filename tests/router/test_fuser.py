@@ -5,7 +5,7 @@ import pytest
 
 from gguf_fusion.errors import ExpertFailedError, StrategyError
 from gguf_fusion.router.fuser import Routed, running_bits
-from gguf_fusion.router.head import RUNNING, Head
+from gguf_fusion.router.head import RUNNING, Head, extras_size
 
 S, NAMES = 7, ("coder", "chat", "small")
 
@@ -21,7 +21,7 @@ class Expert:
 
 
 def head(lam=0.0, extras=(), hard=True):
-    n = 2 + len(extras)
+    n = 2 + extras_size(extras, 2)
     w = np.zeros((2, n))
     w[0, 0], w[1, 1] = 5.0, 5.0
     return Head(("coder", "chat"), "small", "", w, np.zeros(2), np.zeros(n), np.ones(n), lam, hard=hard, extras=extras)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 
 import click
@@ -17,7 +18,8 @@ def strategies(as_json: bool) -> None:
     """List the ways to combine experts: a strategy is pool(weight rule)."""
     rows = listing()
     if as_json:
-        print_json({"default": DEFAULT, "strategies": [asdict(row) for row in rows]})
+        records = [{**asdict(row), "defaults": {k: _plain(v) for k, v in row.defaults.items()}} for row in rows]
+        print_json({"default": DEFAULT, "strategies": records})
         return
     table = []
     for row in rows:
@@ -26,3 +28,8 @@ def strategies(as_json: bool) -> None:
         table.append([name, row.kind, row.formula, defaults, row.source])
     print_table(["NAME", "KIND", "FORMULA", "DEFAULTS", "SOURCE"], table)
     print_line(f"\ndefault: {DEFAULT}")
+
+
+def _plain(value: object) -> object:
+    """JSON has no infinite numbers: they are written as they stand in an expression."""
+    return shown(value) if isinstance(value, float) and math.isinf(value) else value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from click.testing import CliRunner
 
 from gguf_fusion.cli import main
@@ -15,6 +16,6 @@ def test_table_and_json() -> None:
     table = CliRunner().invoke(main, ["strategies"])
     assert table.exit_code == 0
     assert all(row.name in table.stdout for row in listing())
-    answer = json.loads(CliRunner().invoke(main, ["strategies", "--json"]).stdout)
+    answer = json.loads(CliRunner().invoke(main, ["strategies", "--json"]).stdout, parse_constant=pytest.fail)
     assert [row["name"] for row in answer["strategies"]] == [row.name for row in listing()]
     parse(answer["default"])

@@ -317,3 +317,13 @@ def special_texts(expert: Reader, named: Mapping[str, int | None]) -> dict[str, 
 
 def _text(piece: bytes) -> str:
     return piece.decode("utf-8", "replace")
+
+
+def own_words(prompt: str | bytes | Sequence[Message]) -> bytes:
+    """The user's own words: the text, or the last message of theirs."""
+    if isinstance(prompt, str):
+        return prompt.encode("utf-8", "replace")
+    if isinstance(prompt, bytes):
+        return prompt
+    said = [message["content"] for message in prompt if message["role"] == "user"]
+    return said[-1].encode("utf-8", "replace") if said else b""

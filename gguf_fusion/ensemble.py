@@ -14,8 +14,8 @@ import numpy as np
 
 from gguf_fusion import hub
 from gguf_fusion.arrays import F64
-from gguf_fusion.chat import Message, as_messages, chat_prompt, raw_prompt, utf8
-from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry, check_known, nearest
+from gguf_fusion.chat import Message, as_messages, chat_prompt, own_words, raw_prompt, utf8
+from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry, check_known
 from gguf_fusion.cover.base import Prompt
 from gguf_fusion.engine import PrefillProgress, SymbolSpace
 from gguf_fusion.errors import ClosedError, UsageError
@@ -35,7 +35,7 @@ from gguf_fusion.load import (
 from gguf_fusion.pieces import PieceView
 from gguf_fusion.records import Step, Timings, Usage
 from gguf_fusion.reply import Reply, ReplyState, Steps
-from gguf_fusion.roles import TASKS
+from gguf_fusion.roles import checked_task
 from gguf_fusion.sampling import Constraint, SamplingKeywords, SamplingParams, sampling_params
 from gguf_fusion.strategy import Strategy
 from gguf_fusion.turns import Turns
@@ -281,7 +281,7 @@ class Ensemble:
             reuse=reuse,
             insight=insight,
             task=checked_task(task),
-            hint=_words(prompt),
+            hint=own_words(prompt),
         )
         state = ReplyState(seed=params.seed or 0, prompt_bytes=n_bytes + len(given), load_s=self.load_s)
         return Reply(self._steps(make, text, state, progress), state)
@@ -397,20 +397,3 @@ class Ensemble:
             if self._closed:
                 raise ClosedError(f"ensemble {self.name!r} was closed; load it again to use it")
             yield
-
-
-def _words(prompt: str | bytes | Sequence[Message]) -> bytes:
-    """The user's own words: the text, or the last message of theirs."""
-    if isinstance(prompt, str):
-        return prompt.encode("utf-8", "replace")
-    if isinstance(prompt, bytes):
-        return prompt
-    said = [message["content"] for message in prompt if message["role"] == "user"]
-    return said[-1].encode("utf-8", "replace") if said else b""
-
-
-def checked_task(task: str) -> str:
-    """The task; raises UsageError for one that does not exist, with the nearest."""
-    if task and task not in TASKS:
-        raise UsageError(f"task: expected {', '.join(TASKS)}, got {task!r}{nearest(task, TASKS)}")
-    return task

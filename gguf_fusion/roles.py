@@ -14,6 +14,8 @@ from functools import cache
 import numpy as np
 
 from gguf_fusion.arrays import F64
+from gguf_fusion.config import nearest
+from gguf_fusion.errors import UsageError
 
 TASKS = ("factual", "reasoning", "math", "code", "creative", "instruction", "multilingual", "domain", "other")
 """Kinds of prompts; ``other`` leaves the weights as they are."""
@@ -103,6 +105,13 @@ def classify(text: bytes) -> dict[str, float]:
     weights, bias = _fitted()
     chances = _softmax(_features(text)[None] @ weights + bias)[0]
     return dict(zip(_PROMPTS, chances.tolist(), strict=True))
+
+
+def checked_task(task: str) -> str:
+    """The task; raises UsageError for one that does not exist, with the nearest."""
+    if task and task not in TASKS:
+        raise UsageError(f"task: expected {', '.join(TASKS)}, got {task!r}{nearest(task, TASKS)}")
+    return task
 
 
 def role_weights(chances: Mapping[str, float], roles: Sequence[str], base: F64, share: float) -> F64:

@@ -16,10 +16,11 @@ from gguf_fusion.cli._output import note, print_json
 from gguf_fusion.cli._sampling import Reading, ending, piped_text, sampling_given, sampling_options
 from gguf_fusion.cli._show import Insights, line, topics_of
 from gguf_fusion.cli._why import shown
-from gguf_fusion.ensemble import Ensemble, checked_task
+from gguf_fusion.ensemble import Ensemble
 from gguf_fusion.errors import UsageError
 from gguf_fusion.records import Piece, Step
 from gguf_fusion.reply import Reply
+from gguf_fusion.roles import checked_task
 from gguf_fusion.trace import TraceHeader, TraceWriter
 
 

@@ -46,10 +46,10 @@ with LlamaExpert.load(sys.argv[1], n_ctx=256, n_gpu_layers=int(sys.argv[2])) as 
 _KERNELS = """
 import json
 import numpy as np
-from gguf_fusion.kernels.scan import decayed_sums
-out = np.empty((2, 1))
-decayed_sums(np.ones((2, 1)), np.zeros(1), 0.5, out)
-print(json.dumps({"right": out.ravel().tolist() == [0.0, 1.0]}))
+from gguf_fusion.kernels.masses import range_sum
+row = np.arange(200, dtype=np.float32)
+sums = np.array([row[at : at + 64].sum(dtype=np.float64) for at in range(0, 200, 64)])
+print(json.dumps({"right": range_sum(row, sums, 1, 200) == 19900.0}))
 """
 
 _SIGNALS = {

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gguf_fusion.arrays import F64, I64
-from gguf_fusion.kernels.scan import decayed_sums
+from gguf_fusion.kernels.scan import evidence_weights
 from gguf_fusion.parameters import Number, Word
 from gguf_fusion.roles import TASKS, classify, role_weights
 from gguf_fusion.weights import LOWEST, N_BYTES, Members, WeightRule, along, normal, one_hot, rule
@@ -111,14 +111,18 @@ class Evidence(WeightRule):
             self.observe(gained, symbol)
 
     def block(self, logprobs: F64, gained: F64, came: I64) -> F64:
-        if self._alpha or self._by_word:
-            return super().block(logprobs, gained, came)
         values = np.ascontiguousarray(np.maximum(gained, LOWEST).T)
-        credits_before = np.empty(values.shape)
-        credit = self._credit.copy()
-        decayed_sums(values, credit, self._gamma, credits_before)
-        self._credit = credit - credit.max()
-        return self._of(np.ascontiguousarray(credits_before.T))
+        if not self._by_word:
+            resets = np.zeros(len(came), np.bool_)
+        elif self.members.n_symbols != N_BYTES:
+            resets = np.ones(len(came), np.bool_)
+        else:
+            resets = np.isin(came, _SEPARATORS)
+        out = np.empty(values.shape)
+        evidence_weights(
+            values, resets, self._credit, self._log_base, eta=self._eta, gamma=self._gamma, alpha=self._alpha, out=out
+        )
+        return np.ascontiguousarray(out.T)
 
     def _ends_word(self, symbol: int) -> bool:
         """White space and ASCII punctuation; a token of a shared vocabulary is a word of its own."""
@@ -133,7 +137,7 @@ class Evidence(WeightRule):
         self._credit = state.copy()
 
 
-_SEPARATORS = frozenset(b" \t\n\r\v\f!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+_SEPARATORS = tuple(b" \t\n\r\v\f!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
 @rule(

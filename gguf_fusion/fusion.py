@@ -69,10 +69,9 @@ def loglinear(logprobs: F64, weights: F64, a: Sequence[float] = (), scale: float
         exponents = np.broadcast_to(_column(np.array(a, np.float64), weights.ndim), weights.shape)
     else:
         exponents = weights * (scale or len(weights))
-    # 0 · (-inf) counts as 0: an expert without weight takes no part.
-    terms = np.where(exponents[..., None] > 0.0, logprobs, 0.0)
-    total: F64 = (exponents[..., None] * terms).sum(axis=0)
-    return total
+    if not (exponents > 0.0).all():  # 0 · (-inf) counts as 0: an expert without weight takes no part
+        logprobs = np.where(exponents[..., None] > 0.0, logprobs, 0.0)
+    return _weighted_sum(logprobs, exponents)
 
 
 @pool(
@@ -92,6 +91,8 @@ def power(logprobs: F64, weights: F64, r: float = 0.5) -> F64:
         return extreme
     if r > 0.0:
         return _log_mean(logprobs * r, weights) / r
+    if logprobs.min() > -np.inf:
+        return _log_mean(logprobs * r, weights) / r
     present = weights[..., None] > 0.0
     zero = (np.isneginf(logprobs) & present).any(axis=0)
     scaled = np.where(np.isneginf(logprobs), 0.0, logprobs * r)
@@ -100,24 +101,39 @@ def power(logprobs: F64, weights: F64, r: float = 0.5) -> F64:
 
 @pool("sphere", "2 log μ, μ = Karcher mean of √p_i under w", "spherical mean (Buss & Fillmore 2001; slerp for two)")
 def sphere(logprobs: F64, weights: F64) -> F64:
-    """Mean on the sphere of square roots of probabilities, by repeated log and exp maps."""
+    """Mean on the sphere of square roots of probabilities, by repeated log and exp maps.
+
+    The mean is a combination Σ c_i √p_i, so the iteration needs the roots' inner products only.
+    """
     roots = np.exp(0.5 * logprobs)
-    w = weights[..., None]
-    mean = _unit((w * roots).sum(axis=0))
+    inner = np.einsum("i...s,j...s->ij...", roots, roots)
+    lengths = np.sqrt(np.einsum("ii...->i...", inner))
+    inner = inner / (lengths[:, None] * lengths)
+    c = _on_sphere(weights, inner)
     for _ in range(_KARCHER_STEPS):
-        cosine = np.clip((roots * mean).sum(axis=-1, keepdims=True), -1.0, 1.0)
-        angle = np.arccos(cosine)
+        cosine = np.clip(np.einsum("ij...,j...->i...", inner, c), -1.0, 1.0)
         sine = np.sqrt(np.maximum(1.0 - cosine**2, 0.0))
-        stretch = np.divide(angle, sine, out=np.ones_like(angle), where=sine > 1e-12)
-        tangent = (w * stretch * (roots - cosine * mean)).sum(axis=0)
-        length = np.sqrt((tangent**2).sum(axis=-1, keepdims=True))
-        if float(length.max()) < _KARCHER_TOLERANCE:
+        stretch = np.divide(np.arccos(cosine), sine, out=np.ones_like(sine), where=sine > 1e-12)
+        pull = weights * stretch
+        tangent = pull - (pull * cosine).sum(axis=0) * c
+        length = _length(tangent, inner)
+        c = _on_sphere(np.cos(length) * c + np.sinc(length / np.pi) * tangent, inner)
+        if float(np.abs(tangent).max()) < _KARCHER_TOLERANCE:
             break
-        direction = np.divide(tangent, length, out=np.zeros_like(tangent), where=length > 0.0)
-        mean = _unit(np.cos(length) * mean + np.sin(length) * direction)
     with np.errstate(divide="ignore"):
-        doubled: F64 = 2.0 * np.log(np.maximum(mean, 0.0))
+        doubled: F64 = 2.0 * np.log(np.maximum(_weighted_sum(roots, c / lengths), 0.0))
     return doubled
+
+
+def _length(c: F64, inner: F64) -> F64:
+    """float64[...]: length of Σ c_i √p_i, from float64[n, n, ...] inner products."""
+    length: F64 = np.sqrt(np.maximum(np.einsum("i...,ij...,j...->...", c, inner, c), 0.0))
+    return length
+
+
+def _on_sphere(c: F64, inner: F64) -> F64:
+    unit: F64 = c / _length(c, inner)
+    return unit
 
 
 _KARCHER_STEPS = 50
@@ -193,9 +209,10 @@ def proxy(
 def consensus(logprobs: F64, weights: F64, beta: float = 2.0) -> F64:
     """Experts count as far as they agree with the mean and are sure; the one of largest weight has at least half."""
     probs = np.exp(logprobs)
-    mean = (weights[..., None] * probs).sum(axis=0)
-    near = np.exp(-beta * np.abs(probs - mean))
-    v = weights * (mean * near).sum(axis=-1) / (entropies(logprobs) + 0.1)
+    mean = _weighted_sum(probs, weights)
+    near = probs - mean
+    np.exp(np.multiply(np.abs(near, out=near), -beta, out=near), out=near)
+    v = weights * np.einsum("...s,i...s->i...", mean, near) / (entropies(logprobs, probs) + 0.1)
     v = v / v.sum(axis=0)
     lead = weights.argmax(axis=0)
     at_lead = np.take_along_axis(v, lead[None], axis=0)
@@ -204,7 +221,7 @@ def consensus(logprobs: F64, weights: F64, beta: float = 2.0) -> F64:
     v = v * np.where(at_lead < 0.5, 0.5 / rest, 1.0)
     np.put_along_axis(v, lead[None], raised, axis=0)
     with np.errstate(divide="ignore"):
-        law: F64 = np.log((v[..., None] * near * probs).sum(axis=0))
+        law: F64 = np.log(_weighted_sum(np.multiply(near, probs, out=near), v))
     return law
 
 
@@ -232,10 +249,10 @@ _LOWEST = -700.0
 """ln of about the smallest float64: what a subtracted expert says of a symbol it rules out."""
 
 
-def entropies(logprobs: F64) -> F64:
-    """float64[...] in bits, of float64[..., n_symbols] natural logs."""
-    finite = np.where(np.isneginf(logprobs), 0.0, logprobs)
-    bits: F64 = -(np.exp(logprobs) * finite).sum(axis=-1) / np.log(2.0)
+def entropies(logprobs: F64, probs: F64 | None = None) -> F64:
+    """float64[...] in bits, of float64[..., n_symbols] natural logs; ``probs``: their exp, where it is known."""
+    finite = logprobs if logprobs.min() > -np.inf else np.maximum(logprobs, _LOWEST)
+    bits: F64 = np.einsum("...s,...s->...", np.exp(logprobs) if probs is None else probs, finite) / -np.log(2.0)
     return bits
 
 
@@ -244,30 +261,36 @@ def normalised(log_f: F64) -> tuple[F64, F64]:
     top = log_f.max(axis=-1, keepdims=True)
     safe = np.where(np.isneginf(top), 0.0, top)
     with np.errstate(divide="ignore"):
-        log_z = safe + np.log(np.exp(log_f - safe).sum(axis=-1, keepdims=True))
-    law: F64 = np.where(np.isneginf(log_z), log_f, log_f - np.where(np.isneginf(log_z), 0.0, log_z))
+        shifted = log_f - safe
+        log_z = safe + np.log(np.exp(shifted, out=shifted).sum(axis=-1, keepdims=True))
+    law = np.subtract(log_f, np.where(np.isneginf(log_z), 0.0, log_z), out=shifted)
     return law, log_z[..., 0]
 
 
 def _log_mean(logs: F64, weights: F64) -> F64:
     """ln Σ w_i exp(logs_i) per symbol."""
-    top = np.where(weights[..., None] > 0.0, logs, -np.inf).max(axis=0)
-    safe = np.where(np.isneginf(top), 0.0, top)
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        terms = np.where(weights[..., None] > 0.0, weights[..., None] * np.exp(logs - safe), 0.0)
-        mean: F64 = safe + np.log(terms.sum(axis=0))
+    if not (weights > 0.0).all():  # an expert without weight neither counts nor overflows
+        logs = np.where(weights[..., None] > 0.0, logs, -np.inf)
+    top = logs.max(axis=0)
+    top[np.isneginf(top)] = 0.0
+    terms = logs - top
+    mean = _weighted_sum(np.exp(terms, out=terms), weights)
+    with np.errstate(divide="ignore"):
+        np.log(mean, out=mean)
+    mean += top
     return mean
+
+
+def _weighted_sum(terms: F64, weights: F64) -> F64:
+    """Σ w_i terms_i over the experts, without temporaries."""
+    total: F64 = np.einsum("i...,i...s->...s", weights, terms)
+    return total
 
 
 def _of(logprobs: F64, chosen: np.ndarray) -> F64:
     """float64[..., n_symbols]: the law of the chosen expert at every step."""
     law: F64 = np.take_along_axis(logprobs, chosen[None, ..., None], axis=0)[0]
     return law
-
-
-def _unit(vectors: F64) -> F64:
-    unit: F64 = vectors / np.sqrt((vectors**2).sum(axis=-1, keepdims=True))
-    return unit
 
 
 def _column(values: F64, n_axes: int) -> F64:

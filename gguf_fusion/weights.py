@@ -143,9 +143,18 @@ class Schedule(WeightRule):
         self._t = 0
 
     def weights(self, logprobs: F64) -> F64:
-        u = min(self._t, self._length) / self._length if self._length else 1.0
-        mixed: F64 = (1.0 - u) * self._a + u * self._b
+        return self._at(np.float64(self._t))
+
+    def _at(self, t: F64 | np.float64) -> F64:
+        """float64[n, ...]: weights after ``t`` symbols, a number or an array."""
+        u = np.minimum(t, self._length) / self._length if self._length else np.ones_like(t)
+        mixed: F64 = np.multiply.outer(self._a, 1.0 - u) + np.multiply.outer(self._b, u)
         return mixed
+
+    def block(self, logprobs: F64, gained: F64, came: I64) -> F64:
+        weights = self._at(self._t + np.arange(len(came), dtype=np.float64))
+        self._t += len(came)
+        return weights
 
     def advance(self, gained: F64, symbol: int, *, generated: bool) -> None:
         self._t += 1
@@ -215,6 +224,10 @@ class Mix(Schedule):
 
     def weights(self, logprobs: F64) -> F64:
         mixed: F64 = 0.7 * super().weights(logprobs) + 0.3 * self._top.weights(logprobs)
+        return mixed
+
+    def block(self, logprobs: F64, gained: F64, came: I64) -> F64:
+        mixed: F64 = 0.7 * super().block(logprobs, gained, came) + 0.3 * self._top.weights(logprobs)
         return mixed
 
 

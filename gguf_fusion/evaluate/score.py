@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -186,11 +187,9 @@ def fuse(trace: Trace, strategy: Strategy, weights: F64, roles: Sequence[str] = 
     correct = np.zeros(n, np.bool_)
     text = np.frombuffer(trace.text, np.uint8).astype(np.int64)
     empty_pools = 0
-    for first, probs, shares in trace.blocks():
-        at = slice(first, first + len(probs))
+    for first, logprobs in _ahead(_filled(trace, base)):
+        at = slice(first, first + logprobs.shape[1])
         came = text[at]
-        with np.errstate(divide="ignore"):
-            logprobs = np.log(filled_block(probs, shares, base)).transpose(1, 0, 2)
         laws, mixed, log_z = fuser.fuse_block(logprobs, came)
         empty = np.isneginf(log_z)
         if empty.any():
@@ -212,6 +211,22 @@ def fuse(trace: Trace, strategy: Strategy, weights: F64, roles: Sequence[str] = 
         confidence=confidence[kept],
         correct=correct[kept],
     )
+
+
+def _filled(trace: Trace, weights: F64) -> Iterator[tuple[int, F64]]:
+    """Yield (first byte, ln p float64[n_experts, m, n_symbols]) over the document."""
+    for first, probs, shares in trace.blocks():
+        with np.errstate(divide="ignore"):
+            yield first, np.log(filled_block(probs, shares, weights)).transpose(1, 0, 2)
+
+
+def _ahead(blocks: Iterator[tuple[int, F64]]) -> Iterator[tuple[int, F64]]:
+    """The same blocks; a thread makes the next one while one is used."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, blocks, None)
+        while (block := coming.result()) is not None:
+            coming = pool.submit(next, blocks, None)
+            yield block
 
 
 def filled_block(probs: F64, shares: F64, weights: F64) -> F64:

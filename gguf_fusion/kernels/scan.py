@@ -1,30 +1,63 @@
-"""Running sums that forget: the evidence of experts over many steps of a text."""
+"""Running evidence: the weights of experts over many steps of a text, each step depending on the one before."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from gguf_fusion.arrays import F64, check_array
+from gguf_fusion.arrays import F64, Bool, check_array
 from gguf_fusion.kernels._jit import kernel
 
 
 @kernel
-def _decayed(gained: F64, start: F64, gamma: float, out: F64) -> None:
+def _weights_of(log_base: F64, credit: F64, eta: float, out: F64) -> None:
+    top = -np.inf
+    for i in range(len(credit)):
+        out[i] = log_base[i] + eta * credit[i]
+        top = max(top, out[i])
+    total = 0.0
+    for i in range(len(credit)):
+        out[i] = np.exp(out[i] - top)
+        total += out[i]
+    for i in range(len(credit)):
+        out[i] /= total
+
+
+@kernel
+def _evidence(
+    gained: F64, resets: Bool, credit: F64, log_base: F64, eta: float, gamma: float, alpha: float, out: F64
+) -> None:
     n_steps, n = gained.shape
-    for i in range(n):
-        total = start[i]
-        for t in range(n_steps):
-            out[t, i] = total
-            total = gamma * total + gained[t, i]
-        start[i] = total
+    shared = np.empty(n)
+    for t in range(n_steps):
+        _weights_of(log_base, credit, eta, out[t])
+        for i in range(n):
+            credit[i] = gamma * credit[i] + gained[t, i]
+        if resets[t]:
+            credit[:] = 0.0
+        elif alpha > 0.0 and eta > 0.0:
+            _weights_of(log_base, credit, eta, shared)
+            for i in range(n):
+                share = (1.0 - alpha) * shared[i] + alpha * np.exp(log_base[i])
+                credit[i] = (np.log(share) - log_base[i]) / eta
+        top = credit.max()
+        for i in range(n):
+            credit[i] -= top
 
 
-def decayed_sums(gained: F64, start: F64, gamma: float, out: F64) -> None:
-    """Write the sum before each step: c_0 = start, c_{t+1} = gamma c_t + gained_t; ``start`` becomes the last sum.
+def evidence_weights(
+    gained: F64, resets: Bool, credit: F64, log_base: F64, *, eta: float, gamma: float, alpha: float, out: F64
+) -> None:
+    """Write the weights before each step: w ∝ w⁰ exp(η c); ``credit`` c becomes that after the last step.
 
-    gained, out : float64[n_steps, n];  start : float64[n]
+    After a step c ← γ c + gained, then 0 where ``resets``, else with α > 0 the credit of (1 − α) w + α w⁰
+    (Herbster & Warmuth 1998); only differences of c matter.
+
+    gained, out : float64[n_steps, n];  resets : bool[n_steps];  credit, log_base : float64[n]
     """
+    n_steps, n = gained.shape
     check_array("gained", gained, np.float64, (None, None))
-    check_array("start", start, np.float64, (gained.shape[1],))
-    check_array("out", out, np.float64, gained.shape)
-    _decayed(gained, start, gamma, out)
+    check_array("resets", resets, np.bool_, (n_steps,))
+    check_array("credit", credit, np.float64, (n,))
+    check_array("log_base", log_base, np.float64, (n,))
+    check_array("out", out, np.float64, (n_steps, n))
+    _evidence(gained, resets, credit, log_base, eta, gamma, alpha, out)

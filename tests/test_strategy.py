@@ -76,15 +76,18 @@ def test_copies_of_one_expert(expression: str) -> None:
     )
 
 
-@pytest.mark.parametrize("expression", ["linear", "linear(evidence)", "power(r=2)"])
+@pytest.mark.parametrize(
+    "expression",
+    [*(f"{pool}(w={rule})" for pool in ("linear", "route") for rule in RULES), "power(r=2)", "max", "gate"],
+)
 def test_never_above_the_best(expression: str) -> None:
-    """A linear pool or a power mean with r >= 1 … gives no symbol more than its best expert, before normalising."""
+    """Linear pools, routers, the gate and power means with r >= 1 give no symbol more than its best expert."""
     rows = laws(3, 4)
     rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
     assert (fused_after(expression, [0.2, 0.5, 0.3], rows) <= rows.max(axis=0) + 1e-9).all()
 
 
-@pytest.mark.parametrize("expression", ["linear", "power(r=0.5)", "loglinear"])
+@pytest.mark.parametrize("expression", ["linear", "power(r=0.75)", "power(r=0.5)", "power(r=0.1)", "loglinear"])
 def test_never_worse_than_the_mean_of_bits(expression: str) -> None:
     """-log f(x) <= Σ w_i (-log p_i(x)) for power means with 0 <= r <= 1."""
     rows = laws(3, 5)
@@ -303,6 +306,22 @@ def test_sphere_is_a_power_mean_for_two_equal_weights_only() -> None:
     np.testing.assert_allclose(np.exp(same[0]), np.exp(same[1]), atol=1e-8)
     other = fuser("slerp", [0.2, 0.8]).fuse(rows).log_f, fuser("power(r=0.5)", [0.2, 0.8]).fuse(rows).log_f
     assert np.abs(np.exp(other[0]) - np.exp(other[1])).max() > 1e-4
+
+
+@pytest.mark.parametrize("weights", [[0.5, 0.3, 0.2], [0.1, 0.0, 0.9], [0.25, 0.75]])
+def test_spherical_mean_has_no_pull_left(weights: list[float]) -> None:
+    """At the mean on the sphere the weighted log maps of all experts add up to nothing, zeros and copies included."""
+    rows = normalised_rows(laws(len(weights), 14))
+    rows[0, :5] = -np.inf
+    rows = normalised_rows(rows)
+    mean = np.exp(0.5 * fuser("slerp", weights).fuse(rows).log_f)
+    roots = np.exp(0.5 * rows)
+    angles = np.arccos(roots @ mean)
+    pull = sum(
+        w * angle / np.sin(angle) * (root - np.cos(angle) * mean)
+        for w, root, angle in zip(weights, roots, angles, strict=True)
+    )
+    assert np.abs(pull).max() < 1e-9
 
 
 def test_fixed_share_bound() -> None:

@@ -10,13 +10,21 @@ from typing import Any, TypeVar
 import click
 
 from gguf_fusion.config import Registry
-from gguf_fusion.errors import MissingExtraError, UsageError
+from gguf_fusion.errors import ConfigError, MissingExtraError, StrategyError, UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _load(ctx: click.Context, parameter: click.Parameter, value: tuple[Path, ...]) -> Registry:
-    return Registry.load(value)
+    registry = Registry.load(value)
+    for name, strategy in ((spec.name, spec.strategy) for spec in registry.ensembles.values() if spec.strategy):
+        from gguf_fusion.expressions import parse  # compiled code, which most registries do without
+
+        try:
+            parse(strategy)
+        except StrategyError as error:
+            raise ConfigError(f"[ensembles.{name}] strategy: {error}") from error
+    return registry
 
 
 def registry_option(function: _Function) -> _Function:

@@ -78,13 +78,25 @@ def as_json(insight: Insight | None, names: Sequence[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def legend(names: Sequence[str], topics: Sequence[str]) -> str:
+    """Which numbers belong to which experts, for the lines below it."""
+    parts = [f"experts: {', '.join(names)}; bits"]
+    if "divergence" in topics and len(names) > 1:
+        pairs = [f"{a + 1}||{b + 1}" for a in range(len(names)) for b in range(len(names)) if a != b]
+        parts.append(f"KL {', '.join(pairs)}")
+    if "entropy" in topics:
+        parts.append("H fused (each expert)")
+    return "; ".join(parts)
+
+
 def line(piece: Piece, told: dict[str, Any], topics: Sequence[str]) -> str:
     """One line for people."""
     if not told:
         return repr(piece.text)
     parts = []
     if "divergence" in topics:
-        parts.append(f"JSD {told['jsd']:.3f}")
+        kl = ", ".join("inf" if bits is None else f"{bits:.2f}" for bits in told["kl"].values())
+        parts.append(f"JSD {told['jsd']:.3f}" + (f" (KL {kl})" if kl else ""))
     if "entropy" in topics:
         parts.append(f"H {told['entropy']:.2f} ({', '.join(f'{h:.2f}' for h in told['entropies'].values())})")
     if "gain" in topics:

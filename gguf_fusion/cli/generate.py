@@ -14,7 +14,7 @@ import click
 from gguf_fusion.cli._ensemble import fusion_options, load_ensemble, machine_options
 from gguf_fusion.cli._output import note, print_json
 from gguf_fusion.cli._sampling import Reading, ending, piped_text, sampling_given, sampling_options
-from gguf_fusion.cli._show import Insights, line, topics_of
+from gguf_fusion.cli._show import Insights, legend, line, topics_of
 from gguf_fusion.cli._why import shown
 from gguf_fusion.ensemble import Ensemble
 from gguf_fusion.errors import UsageError
@@ -101,8 +101,10 @@ def run(
             )
         else:
             click.echo()
-            for piece, told in insights.rows if insights is not None else ():
-                note(line(piece, told, topics))
+            if insights is not None:
+                note(legend(loaded.names, topics))
+                for piece, told in insights.rows:
+                    note(line(piece, told, topics))
         if verbose:
             _report(reply, ending(loaded, last))
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from gguf_fusion.cli._show import as_json, topics_of
+from gguf_fusion.cli._show import as_json, legend, line, topics_of
 from gguf_fusion.errors import UsageError
 from gguf_fusion.insight import mean, of_step
+from gguf_fusion.records import Piece
 
 
 def test_topics_are_checked():
@@ -56,3 +57,18 @@ def test_steps_are_averaged_and_gains_added():
     assert told["kl"]["b || a"] is None
     assert told["route"] == "a"
     assert told["steps"] == 2
+
+
+def test_lines_name_both_directions():
+    """A line holds KL both ways in the order of its legend, and the expert that carried the piece."""
+    p = np.array([[0.5, 0.5], [0.25, 0.75]])
+    told = as_json(of_step(np.log(p), np.log(p.mean(axis=0)), np.full(2, 0.5), np.array([0.4, 0.6]), 1, 0), ["a", "b"])
+    half = np.full(2, 0.5)
+    piece = Piece(
+        data=b"x", text="x", logprob=-1.0, expert_logprobs=-half, weights=half, responsibility=half, n_decodes=1,
+        ghost_share=0.0,
+    )  # fmt: skip
+    assert legend(["a", "b"], ("divergence",)) == "experts: a, b; bits; KL 1||2, 2||1"
+    shown = line(piece, told, ("divergence", "route"))
+    assert f"(KL {told['kl']['a || b']:.2f}, {told['kl']['b || a']:.2f})" in shown
+    assert shown.endswith("b")

@@ -122,7 +122,7 @@ class Ensemble:
         spec = registry.ensemble(name)
         checked = replace(
             checked,
-            strategy=checked.strategy or spec.strategy,
+            strategy=checked.strategy or (None if checked.router else spec.strategy),
             epsilon=spec.epsilon if checked.epsilon is None else checked.epsilon,
         )
         sampling_params(spec.sampling)

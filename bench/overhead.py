@@ -3,7 +3,8 @@
 One run per number of threads on the default ensemble, experts in turn, so that wall time minus decode time is all the
 rest. And the kernel that turns one row of logits into masses, against a NumPy softmax of the same row, interleaved.
 
-    python bench/overhead.py > bench/results/overhead.jsonl
+    python bench/overhead.py --what run > bench/results/overhead.jsonl
+    python bench/overhead.py --what kernel > bench/results/kernel.jsonl
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def run(threads: int, n_bytes: int) -> dict[str, object]:
     wall = spent.total_s - spent.prefill_s
     decode = spent.decode_s
     return {
-        "what": "run", "threads": threads, "bytes": spent.bytes, "decodes": spent.decodes, "decode_s": decode,
+        "threads": threads, "bytes": spent.bytes, "decodes": spent.decodes, "decode_s": decode,
         "bridge": spent.bridge_s / decode, "fusion": spent.fusion_s / decode, "sampling": spent.sampling_s / decode,
         "overhead": (wall - decode) / decode, "us_per_byte": 1e6 * (wall - decode) / spent.bytes,
     }  # fmt: skip
@@ -69,20 +70,21 @@ def kernel(name: str, repetitions: int) -> dict[str, object]:
             call()
             times.append(time.perf_counter() - began)
     kernel_us, numpy_us = (1e6 * float(np.median(times[10:])) for times in (mine, theirs))
-    return {"what": "kernel", "expert": name, "n_vocab": len(row), "kernel_us": kernel_us, "numpy_us": numpy_us,
+    return {"expert": name, "n_vocab": len(row), "kernel_us": kernel_us, "numpy_us": numpy_us,
             "times_faster": numpy_us / kernel_us}  # fmt: skip
 
 
 def main() -> None:
     """Print one JSON line per measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bytes", type=int, default=150)
+    parser.add_argument("--what", choices=("run", "kernel"), required=True)
+    parser.add_argument("--bytes", type=int, default=300)
     parser.add_argument("--repetitions", type=int, default=300)
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     arguments = parser.parse_args()
-    for name in POCKET:
+    for name in POCKET if arguments.what == "kernel" else ():
         print(json.dumps({**kernel(name, arguments.repetitions), **ABOUT}), flush=True)
-    for threads in arguments.threads:
+    for threads in arguments.threads if arguments.what == "run" else ():
         print(json.dumps({**run(threads, arguments.bytes), **ABOUT}), flush=True)
 
 

@@ -70,6 +70,35 @@ TABLES = {
             "decodes_per_token": ("decodes per token", "{:.2f}".format),
         },
     ),
+    "overhead": Table(
+        identity=("threads",),
+        by={"threads": "threads"},
+        means={
+            "bridge": ("bridge", percent),
+            "fusion": ("fusion", percent),
+            "sampling": ("sampling", percent),
+            "overhead": ("all but the decodes", percent),
+            "us_per_byte": ("microseconds per byte", "{:.0f}".format),
+        },
+    ),
+    "kernel": Table(
+        identity=("expert",),
+        by={"expert": "expert", "n_vocab": "entries"},
+        means={
+            "kernel_us": ("kernel, µs", "{:.0f}".format),
+            "numpy_us": ("NumPy softmax, µs", "{:.0f}".format),
+            "times_faster": ("times as fast", "{:.2f}".format),
+        },
+    ),
+    "lanes": Table(
+        identity=("plan",),
+        by={"plan": "lanes"},
+        means={
+            "serial_ms": ("in turn, ms", "{:.1f}".format),
+            "lanes_ms": ("in lanes, ms", "{:.1f}".format),
+            "times_faster": ("times as fast", "{:.2f}".format),
+        },
+    ),
     "domains": Table(
         identity=("domain",),
         unfold="summary",

@@ -39,7 +39,7 @@ def percent(value: float) -> str:
 
 def number(value: object) -> str:
     """Three digits for fractions, everything else as it is."""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value).replace("|", "/")
 
 
 @dataclass(frozen=True, kw_only=True)

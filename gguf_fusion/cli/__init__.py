@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("gguf_fusion.cli.serve:serve", "Serve the OpenAI interface and a page for the browser."),
     "chat": ("gguf_fusion.cli.chat:chat", "Talk with an ensemble."),
     "score": ("gguf_fusion.cli.evaluate:score", "Bits per byte of experts and strategies on files."),
+    "battery": ("gguf_fusion.cli.battery:battery", "Try experts and strategies on 48 prompts."),
     "compat": ("gguf_fusion.cli.compat:compat", "How the vocabularies of experts relate."),
     "bench": ("gguf_fusion.cli.bench:bench", "Measure the speed of experts and ensembles."),
     "quants": ("gguf_fusion.cli.quants:quants", "Compare quantization levels, and choose."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from gguf_fusion.cover.canonical import complete_length
 from gguf_fusion.cover.tree import DEFAULT_EPSILON, EXACT_EPSILON
 from gguf_fusion.errors import UsageError
 from gguf_fusion.evaluate import report, trace_cache
+from gguf_fusion.evaluate.baselines import UNTUNED, Checks, checks, fitted_pool, given_of
 from gguf_fusion.evaluate.score import Document, DocumentScore, score_trace, total
 from gguf_fusion.evaluate.scorer import Scorer, Settings
 from gguf_fusion.evaluate.split import split, together
@@ -58,6 +59,11 @@ from gguf_fusion.load import Member, Options, members_from, members_of
     show_default=True,
     help="What the experts expected is kept for the next strategy; list or clear what is kept.",
 )
+@click.option(
+    "--baselines",
+    is_flag=True,
+    help="Also: uniform and Bayes mixtures, linear weights fitted on dev, and checks with copies and with noise.",
+)
 @click.option("--offline", is_flag=True, help="Use only what is on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @registry_option
@@ -78,6 +84,7 @@ def score(
     max_bytes: int | None,
     threads: int | None,
     traces: str,
+    baselines: bool,
     offline: bool,
     as_json: bool,
     **options: Any,
@@ -101,6 +108,9 @@ def score(
     n_dev = _dev_first(documents, splits=splits, n_dev=len(dev))
     members, spec_strategy, spec_epsilon = _members(registry, experts, ensemble)
     wanted = {text: parse(text) for text in strategies or (spec_strategy or DEFAULT_STRATEGY,)}
+    first = next(iter(wanted.values()))
+    if baselines:
+        wanted |= {text: parse(text) for text in UNTUNED}
     if exact and epsilon is not None:
         raise UsageError("--exact sets the epsilon; give one of --exact and --epsilon")
     chosen = EXACT_EPSILON if exact else epsilon
@@ -112,12 +122,23 @@ def score(
     paths = [hub.pull(m.ref, registry, progress=transfers, offline=offline)[0] for m in active]
     scorer = Scorer.of_members(active, paths, load, settings, keep=traces == "keep")
     weights = np.array([member.weight for member in active])
+    roles = [member.spec.role for member in active]
     scores: list[DocumentScore] = []
+    given: list[Any] = []
+    checked: list[Checks] = []
     with scorer, _Clock(sum(len(d.text) for d in documents if not scorer.is_cached(d.text))) as clock:
-        for document in documents:
+        for i, document in enumerate(documents):
             clock.label = document.name
+            if baselines and given and i == n_dev:
+                fitted = fitted_pool(given, [member.spec.name for member in active])
+                wanted = {**wanted, fitted: parse(fitted)}
             with scorer.trace(document, clock.advance) as trace:
-                scores.append(score_trace(document, trace, wanted, weights))
+                scores.append(score_trace(document, trace, wanted, weights, roles))
+                if baselines and trace.scored.any():
+                    if i < n_dev:
+                        given.append(given_of(trace, weights))
+                    elif not checked:
+                        checked.append(checks(trace, first, weights))
     scores, dev_scores = scores[n_dev:], scores[:n_dev]
     if n_dev and not sum(s.n_bytes for s in dev_scores):
         raise UsageError("nothing to choose on: the dev documents have no more than their 32 bytes of context")
@@ -130,10 +151,15 @@ def score(
         found = report.as_json(scores, dev=dev_scores, per_document=per_document)
         if splits and not n_dev:
             found |= {"comparison": {}, "domains": {}}
+        if checked:
+            found["checks"] = asdict(checked[0])
         print_json({**found, "epsilon": chosen, "split": parts})
     else:
         best = report.best_on(dev_scores or scores)
         _print(scores, best, per_document=per_document, compare=bool(n_dev) or not splits)
+        for check in checked:
+            print_line(f"\ncopies of one expert gain {check.copies_gain:+.6f} bits per byte; "
+                       f"an expert that knows nothing ends with the Bayes weight {check.noise_weight:.2g}")  # fmt: skip
         if n_dev:
             print_line(f"\n{best} is best on {n_dev} dev documents; the figures are those of the other {len(scores)}")
 

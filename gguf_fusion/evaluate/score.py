@@ -126,11 +126,13 @@ def ratio(part: float, whole: float) -> float:
     return part / whole if whole else float("nan")
 
 
-def score_trace(document: Document, trace: Trace, strategies: Mapping[str, Strategy], weights: F64) -> DocumentScore:
+def score_trace(
+    document: Document, trace: Trace, strategies: Mapping[str, Strategy], weights: F64, roles: Sequence[str] = ()
+) -> DocumentScore:
     """Score one document; ``weights``: float64[n_experts], the base weights of every strategy."""
     scored = trace.scored
     columns = trace.columns[scored]
-    fused = {name: fuse(trace, strategy, weights) for name, strategy in strategies.items()}
+    fused = {name: fuse(trace, strategy, weights, roles) for name, strategy in strategies.items()}
     return DocumentScore(
         name=document.name,
         domain=document.domain,

@@ -9,6 +9,7 @@ import pytest
 
 from gguf_fusion.errors import UsageError
 from gguf_fusion.evaluate import trace_cache
+from gguf_fusion.evaluate.baselines import checks, fitted_pool, given_of, laws_of
 from gguf_fusion.evaluate.score import Document, DocumentScore, score_trace, total
 from gguf_fusion.evaluate.scorer import Scorer, Settings
 from gguf_fusion.evaluate.windows import FIRST_BYTES, windows
@@ -183,3 +184,26 @@ def test_rejoin_changes_little() -> None:
     """Reading on from the text's own tokens saves rows and moves the bits by less than a percent."""
     never, soon = (scores(scorer(7, epsilons=(0.05,), rejoin=rejoin)).experts["e0"].bridge[0] for rejoin in (None, 16))
     assert soon.bits == pytest.approx(never.bits, rel=0.01)
+
+
+@pytest.mark.parametrize("strategy", ["loglinear(w=evidence(eta=0.1, gamma=0.99))", "linear", "product"])
+def test_baselines_come_out_as_they_must(strategy: str) -> None:
+    """Copies of one expert gain nothing, save for pools that sharpen; an expert that knows nothing loses its weight."""
+    with scorer(1, 2) as reader, reader.trace(Document("text", TEXT)) as trace:
+        found = checks(trace, parse(strategy), np.ones(2))
+    assert (abs(found.copies_gain) < 1e-9) == (strategy != "product")
+    assert found.noise_weight < 1e-6
+
+
+def test_the_fitted_pool_is_no_worse_than_any_single_expert() -> None:
+    """Linear weights fitted on a text cost no more bits on it than its best expert or the uniform pool."""
+    with scorer(1, 2, 3) as reader, reader.trace(Document("text", TEXT)) as trace:
+        given = given_of(trace, np.ones(3))
+        pool = fitted_pool([given], trace.names)
+        laws = laws_of(trace, np.ones(3))
+        fused = score_trace(
+            Document("text", TEXT), trace, {pool: parse(pool), "average": parse("average")}, np.ones(3)
+        ).fused
+    np.testing.assert_allclose(np.exp(laws).sum(axis=2), 1.0, atol=1e-3)
+    assert fused[pool].bits <= -given.sum(axis=0).max() / np.log(2) + 0.1
+    assert fused[pool].bits <= fused["average"].bits + 0.1

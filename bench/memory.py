@@ -33,7 +33,7 @@ native.start()
 gc.collect()
 me = psutil.Process()
 before = me.memory_info().rss
-expert = LlamaExpert.load(path, name=name, n_ctx=n_ctx)
+expert = LlamaExpert.load(path, name=name, n_ctx=n_ctx, n_threads=1)
 ids = expert.tokenize(b"The quick brown fox jumps over the lazy dog. " * 40)
 ids = np.resize(ids, n_ctx - 8).astype(np.int32)
 expert.evaluate(ids)

@@ -99,6 +99,15 @@ TABLES = {
             "times_faster": ("times as fast", "{:.2f}".format),
         },
     ),
+    "memory": Table(
+        identity=("expert", "n_ctx"),
+        by={"expert": "expert", "n_ctx": "context"},
+        means={
+            "predicted_bytes": ("predicted, MB", lambda value: f"{value / 1e6:.0f}"),
+            "measured_bytes": ("measured, MB", lambda value: f"{value / 1e6:.0f}"),
+            "error": ("error", percent),
+        },
+    ),
     "domains": Table(
         identity=("domain",),
         unfold="summary",

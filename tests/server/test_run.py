@@ -128,7 +128,7 @@ def test_a_server_for_everybody_without_a_key_warns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond loopback a key is recommended; an empty one is refused."""
-    monkeypatch.setattr("gguf_fusion.server.run.serve", lambda *_, **__: None)
+    monkeypatch.setattr(run, "serve", lambda *_, **__: None)
     for arguments, expected in (
         ([], False),
         (["--host", "0.0.0.0"], True),

@@ -128,6 +128,8 @@ def test_a_server_for_everybody_without_a_key_warns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond loopback a key is recommended; an empty one is refused."""
+    from gguf_fusion.server import run
+
     monkeypatch.setattr(run, "serve", lambda *_, **__: None)
     for arguments, expected in (
         ([], False),

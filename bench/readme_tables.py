@@ -108,6 +108,19 @@ TABLES = {
             "error": ("error", percent),
         },
     ),
+    "bridges": Table(
+        identity=("domain",),
+        unfold="bridges",
+        by={"bridge": "bridge", "strategy": "strategy"},
+        means={
+            "cost": ("cost to one expert", percent),
+            "bpb_fused": ("fused, bits per byte", "{:.3f}".format),
+            "gain": ("gain over the best expert", percent),
+            "decodes_per_token": ("decodes per token", "{:.2f}".format),
+            "seconds_per_kb": ("seconds per kB", "{:.1f}".format),
+            "helped": ("steps it gives nothing to", percent),
+        },
+    ),
     "domains": Table(
         identity=("domain",),
         unfold="summary",

@@ -164,7 +164,9 @@ def test_impossible_byte_reanchors() -> None:
     walk(tree, np.random.default_rng(1), 5)
     before = tree.stats.n_reanchors
     tree.law()
-    tree._leaves, tree._ghosts, tree._ghost_share = [], [], tree._escape
+    state = tree._covers.state
+    state["n_leaves"] = state["n_ghosts"] = 0
+    state["ghost_share"] = tree._limits.escape
     tree._probs[:] = 0.0
     tree.push(ord("b"), 0.5)
     assert tree.stats.n_reanchors == before + 1

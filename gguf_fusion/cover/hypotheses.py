@@ -92,15 +92,6 @@ def append_path(covers: Covers, path: int, ids: I32) -> tuple[Covers, int]:
     return covers, path
 
 
-def token_path(covers: Covers, base: I32, path: int) -> I32:
-    """int32[n]: the prompt's ids and the tokens of a node."""
-    ids = np.empty(int(covers.nodes["length"][path]), np.int32)
-    ids[: len(base)] = base
-    for at in range(len(ids) - 1, len(base) - 1, -1):
-        path, ids[at], _ = covers.nodes[path].item()
-    return ids
-
-
 def _grown(array: Any, n: int) -> Any:
     grown = np.empty((n, *array.shape[1:]), array.dtype)
     grown[: len(array)] = array

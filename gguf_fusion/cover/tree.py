@@ -38,13 +38,12 @@ from gguf_fusion.cover.hypotheses import (
     more_rows,
     no_rows,
     pieces_of,
-    token_path,
 )
 from gguf_fusion.cover.prefill import prefill
 from gguf_fusion.errors import ExpertFailedError
 from gguf_fusion.experts.base import Expert, Progress
 from gguf_fusion.kernels.covers import LOST, NO_MASS, NO_ROOM, READY, Limits
-from gguf_fusion.kernels.hypotheses import add_row, advance, plan, replay, sum_law
+from gguf_fusion.kernels.hypotheses import add_row, advance, plan, replay, sum_law, token_path
 from gguf_fusion.kernels.softmax import BLOCK, row_masses
 from gguf_fusion.kernels.standins import Learned, learn, stand_in_alone
 from gguf_fusion.records import END, N_SYMBOLS

@@ -22,6 +22,7 @@ from gguf_fusion.experts.native_vocabulary import EndEdit, read_vocabulary
 from gguf_fusion.experts.settings import Settings, check_against_model, depends_on_threads, flash, load_message
 from gguf_fusion.experts.tokenizer import Tokenizer
 from gguf_fusion.gguf_info import read, require_generative
+from gguf_fusion.kernels.paths import common_prefix
 from gguf_fusion.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
@@ -149,8 +150,10 @@ class LlamaExpert:
         """
         with self._using():
             path = self._checked(path, n_rows)
-            if self._last_rows is not None and len(self._last_rows) >= n_rows and np.array_equal(path, self._last_path):
-                return self._last_rows[-n_rows:]
+            known = self._last_rows
+            if known is not None and len(known) >= n_rows and len(path) == len(self._last_path):
+                if (path == self._last_path).all():
+                    return known[-n_rows:]
             self._last_rows = None
             rows = self._beside(path, n_rows) if branch else None
             if rows is None:
@@ -182,15 +185,14 @@ class LlamaExpert:
             )
         if len(path) > self.n_ctx:
             raise ContextOverflowError(self.name, len(path), self.n_ctx)
-        if int(path.min()) < 0 or int(path.max()) >= self.vocabulary.n_vocab:
-            raise ValueError(f"path: token ids must lie in 0…{self.vocabulary.n_vocab - 1}")
         return path
 
     def _shared(self, path: I32) -> int:
         """Length of the longest common prefix of ``path`` and the resident path."""
-        n = min(len(path), self._n_resident)
-        different = np.flatnonzero(path[:n] != self._resident[:n])
-        return int(different[0]) if len(different) else n
+        n = int(common_prefix(path, self._resident, self._n_resident, self.vocabulary.n_vocab))
+        if n < 0:
+            raise ValueError(f"path: token ids must lie in 0…{self.vocabulary.n_vocab - 1}")
+        return n
 
     def _along(self, path: I32, n_rows: int, progress: Progress | None) -> F32:
         """Make ``path`` the resident one and return its last rows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gguf_fusion.arrays import F64
+from gguf_fusion.arrays import F64, I32
 from gguf_fusion.kernels._jit import kernel
 from gguf_fusion.kernels.covers import LOST, NO_MASS, NO_ROOM, READY, Covers, Limits, Pieces, Rows
 from gguf_fusion.kernels.masses import child_masses, exact_end, first_masses, narrow, range_sum
@@ -233,3 +233,14 @@ def sum_law(c: Covers, pieces: Pieces, rows: Rows, limits: Limits, probs: F64) -
     s.ghost_share = limits.escape + (1.0 - limits.escape) * ghosts / (ghosts + mass)
     if mass > 0.0:
         probs *= (1.0 - s.ghost_share) / mass
+
+
+@kernel
+def token_path(c: Covers, base: I32, path: int) -> I32:
+    """int32[n]: the prompt's ids and the tokens of a node."""
+    ids = np.empty(c.nodes[path].length, np.int32)
+    ids[: len(base)] = base
+    for at in range(len(ids) - 1, len(base) - 1, -1):
+        ids[at] = c.nodes[path].token
+        path = c.nodes[path].parent
+    return ids

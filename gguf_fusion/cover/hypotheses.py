@@ -34,9 +34,7 @@ class Hold:
 
 def pieces_of(tables: ByteTables) -> Pieces:
     """The tables as kernels read them."""
-    return Pieces(
-        tables.representative, tables.piece_bytes, tables.piece_start, tables.first_start, tables.pair_start
-    )
+    return Pieces(tables.representative, tables.piece_bytes, tables.piece_start, tables.first_start, tables.pair_start)
 
 
 def empty(n_prompt: int) -> Covers:
@@ -57,13 +55,21 @@ def empty(n_prompt: int) -> Covers:
 
 def larger(covers: Covers) -> Covers:
     """The same with room for twice as much of everything."""
-    return Covers(covers.state, *(_grown(array, 2 * len(array)) for array in covers[1:-1]),
-                  stood=_grown(covers.stood, 2 * len(covers.text) + 1))  # fmt: skip
+    n_bytes = 2 * len(covers.text)
+    return Covers(
+        state=covers.state,
+        leaves=_grown(covers.leaves, 2 * len(covers.leaves)),
+        ghosts=_grown(covers.ghosts, 2 * len(covers.ghosts)),
+        costs=_grown(covers.costs, 2 * len(covers.costs)),
+        nodes=_grown(covers.nodes, 2 * len(covers.nodes)),
+        text=_grown(covers.text, n_bytes),
+        stood=_grown(covers.stood, n_bytes + 1),
+    )
 
 
 def copied(covers: Covers) -> Covers:
     """An independent copy."""
-    return Covers(*(array.copy() for array in covers))
+    return Covers._make(array.copy() for array in covers)
 
 
 def no_rows(n_text: int) -> Rows:
@@ -77,7 +83,7 @@ def no_rows(n_text: int) -> Rows:
 
 def more_rows(rows: Rows) -> Rows:
     """The same with twice as many slots."""
-    return Rows(*(_grown(array, 2 * len(array)) for array in rows))
+    return Rows._make(_grown(array, 2 * len(array)) for array in rows)
 
 
 def append_path(covers: Covers, path: int, ids: I32) -> tuple[Covers, int]:

@@ -43,7 +43,8 @@ from gguf_fusion.cover.prefill import prefill
 from gguf_fusion.errors import ExpertFailedError
 from gguf_fusion.experts.base import Expert, Progress
 from gguf_fusion.kernels.covers import LOST, NO_MASS, NO_ROOM, READY, Limits
-from gguf_fusion.kernels.hypotheses import add_row, advance, plan, replay, sum_law, token_path
+from gguf_fusion.kernels.hypotheses import advance, plan, sum_law
+from gguf_fusion.kernels.leaves import add_row, remove, replay, token_path
 from gguf_fusion.kernels.softmax import BLOCK, row_masses
 from gguf_fusion.kernels.standins import Learned, learn, stand_in_alone
 from gguf_fusion.records import END, N_SYMBOLS
@@ -182,14 +183,14 @@ class CoverTree:
         """A copy of the hypotheses and of what was learned; rows are kept, not copied."""
         hold = Hold(frozenset(self._slots_in_use()))
         self._holds.add(hold)
-        learned = Learned(*(array.copy() for array in self._learned))
+        learned = Learned._make(array.copy() for array in self._learned)
         return self._base, copied(self._covers), list(self._pending), learned, hold
 
     def restore(self, snapshot: Any) -> None:
         """Return to the text of ``snapshot``."""
         self._base, covers, pending, learned, _ = snapshot
         self._covers, self._pending = copied(covers), list(pending)
-        self._learned = Learned(*(array.copy() for array in learned))
+        self._learned = Learned._make(array.copy() for array in learned)
         self._ready = False
 
     # ---- hypotheses -------------------------------------------------------------------------------------------
@@ -235,28 +236,24 @@ class CoverTree:
         """
         covers, here = self._covers, self._here
         n, n_leaves = int(covers.state["n_ghosts"][0]), int(covers.state["n_leaves"][0])
-        costs, positions = covers.costs[:n].tolist(), covers.ghosts["position"][:n].tolist()
-        left = sum(costs)
+        costs = covers.costs[:n]
+        left = float(costs.sum())
         chosen: list[int] = []
         denied: list[int] = []
-        for i in sorted(range(n), key=lambda i: -costs[i]):
+        for i in np.argsort(-costs, kind="stable").tolist():
             if self.epsilon and left <= self.epsilon and (chosen or n_leaves):
                 break
-            age = here - positions[i]
-            if not age or not self.epsilon or border_holds(self.expert, self._text(), positions[i]):
+            position = int(covers.ghosts["position"][i])
+            if position == here or not self.epsilon or border_holds(self.expert, self._text(), position):
                 chosen.append(i)
-            elif age > _SUSPECT_BYTES:
+            elif here - position > _SUSPECT_BYTES:
                 denied.append(i)
-            left -= costs[i]
-        candidates = [Boundary(path, at, log_weight) for path, at, log_weight, _ in covers.ghosts[:n].tolist()]
+            left -= float(costs[i])
         if not chosen and not n_leaves:
-            chosen.append(max(range(n), key=lambda i: self._weight(candidates[i])))
-        self._pending = [candidates[i] for i in chosen]
-        kept = np.ones(n, np.bool_)
-        kept[chosen + denied] = False
-        rest = covers.ghosts[:n][kept]
-        covers.ghosts[: len(rest)] = rest
-        covers.state["n_ghosts"] = covers.state["n_joined"] = len(rest)
+            chosen.append(max(range(n), key=lambda i: self._weight(Boundary(*covers.ghosts[i].item()[:3]))))
+        if chosen or denied:
+            self._pending = [Boundary(*covers.ghosts[i].item()[:3]) for i in chosen]
+            remove(covers, np.array(chosen + denied))
 
     def _open(self, boundary: Boundary) -> None:
         """Evaluate a boundary and replay the bytes since it; what ends on the way becomes a ghost."""

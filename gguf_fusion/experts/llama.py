@@ -151,9 +151,9 @@ class LlamaExpert:
         with self._using():
             path = self._checked(path, n_rows)
             known = self._last_rows
-            if known is not None and len(known) >= n_rows and len(path) == len(self._last_path):
-                if (path == self._last_path).all():
-                    return known[-n_rows:]
+            same = known is not None and len(known) >= n_rows and len(path) == len(self._last_path)
+            if known is not None and same and (path == self._last_path).all():
+                return known[-n_rows:]
             self._last_rows = None
             rows = self._beside(path, n_rows) if branch else None
             if rows is None:

@@ -364,7 +364,7 @@ class Context:
             raise ValueError(f"rows: expected {n_rows} contiguous rows, but the last lies {apart} bytes from the first")
         if self._view[0] != (first, n_rows):  # nearly always the same place
             values = (ctypes.c_float * (n_rows * width)).from_address(first)
-            self._view = (first, n_rows), np.frombuffer(values, np.float32).reshape(n_rows, width)
+            self._view = (first, n_rows), np.ctypeslib.as_array(values).reshape(n_rows, width)
         return self._view[1]
 
     def states(self, n_tokens: int, n_rows: int) -> F32:

@@ -9,7 +9,7 @@ import numba
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import get_or_insert_function
-from numba.extending import intrinsic
+from numba.extending import intrinsic as numba_intrinsic
 
 __all__ = ["fused_multiply_add", "intrinsic", "ir", "kernel", "stored_array", "types"]
 
@@ -26,6 +26,11 @@ def kernel(function: _Function) -> _Function:
         return cast("_Function", numba.njit(nogil=True, error_model="numpy", cache=True)(function))
     except RuntimeError:  # numba: "no locator available", the package and the cache directory are read-only
         return cast("_Function", numba.njit(nogil=True, error_model="numpy")(function))
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """Make a generator of vector code callable from kernels (numba's ``intrinsic``)."""
+    return numba_intrinsic(function)
 
 
 def stored_array(context: Any, builder: Any, kind: Any, value: Any) -> Any:

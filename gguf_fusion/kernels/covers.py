@@ -41,8 +41,11 @@ none."""
 
 
 class Covers(NamedTuple):
-    """state: STATE[1];  leaves: LEAF[n];  ghosts: BOUNDARY[n], costs: float64[n];  nodes: NODE[n];
-    text: uint8[n], its bytes;  stood: float64[n + 1], cumulative stand-in log-probability at each position."""
+    """All hypotheses of a text, with room to spare.
+
+    state: STATE[1];  leaves: LEAF[n];  ghosts: BOUNDARY[n], costs: float64[n];  nodes: NODE[n]
+    text: uint8[n], its bytes;  stood: float64[n + 1], cumulative stand-in log-probability at each position
+    """
 
     state: Any
     leaves: Any
@@ -64,8 +67,11 @@ class Pieces(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows in slots. probs: float32[n, n_text], sums: float64[n, n_blocks] as ``softmax.row_masses`` writes them;
-    scale: float64[n] makes a row sum to 1 together with END;  first: float64[n, 257], its law of the first symbol."""
+    """Rows in slots.
+
+    probs: float32[n, n_text], sums: float64[n, n_blocks], as ``softmax.row_masses`` writes them
+    scale: float64[n], makes a row sum to 1 together with END;  first: float64[n, 257], its law of the first symbol
+    """
 
     probs: F32
     sums: F64
@@ -74,8 +80,11 @@ class Rows(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """epsilon: bits that ghosts may cost;  log_keep: shares below are dropped;  escape: share always left to the
-    stand-in;  merge: whether hypotheses that began at the same place are joined."""
+    """What is left out.
+
+    epsilon: bits that ghosts may cost;  log_keep: shares below are dropped;  escape: share always left to the stand-in
+    merge: whether hypotheses that began at the same place are joined
+    """
 
     epsilon: float
     log_keep: float

@@ -26,7 +26,7 @@ class Learned(NamedTuple):
     """What evaluated boundaries of one text taught.
 
     general : float64[257], sum of first-symbol laws;  by_byte : float64[257, 257], the same per last byte
-    bits, count : float64[6, 7], what a stand-in lost in all, and how often, by kind of last byte and halvings of the
+    bits, times : float64[6, 7], what a stand-in lost in all, and how often, by kind of last byte and halvings of the
     boundary's share. Where a word ends (a large share, a letter before) the first byte is easily foreseen; where a word
     might have been cut (a small share) it is not.
     """
@@ -34,7 +34,7 @@ class Learned(NamedTuple):
     general: F64
     by_byte: F64
     bits: F64
-    count: F64
+    times: F64
 
 
 @kernel
@@ -66,7 +66,7 @@ def _halvings(log_share: float) -> int:
 def expected_bits(learned: Learned, last: int, log_share: float) -> float:
     """Expected loss in bits of leaving a boundary after byte ``last`` with this share to its stand-in."""
     kind, share = _kind(last), _halvings(log_share)
-    return learned.bits[kind, share] / learned.count[kind, share]
+    return float(learned.bits[kind, share] / learned.times[kind, share])
 
 
 @kernel
@@ -83,7 +83,7 @@ def expect(learned: Learned, last: int, out: F64) -> None:
 
 @kernel
 def learn(learned: Learned, last: int, log_share: float, law: F64) -> None:
-    """Remember the first-symbol law (float64[257], sum 1) of a boundary after ``last``, and how well it was foreseen."""
+    """Remember a boundary's first-symbol law (float64[257], sum 1) after ``last``, and how well it was foreseen."""
     stand_in = np.empty(N)
     expect(learned, last, stand_in)
     lost = 0.0
@@ -92,7 +92,7 @@ def learn(learned: Learned, last: int, log_share: float, law: F64) -> None:
             lost += law[symbol] * np.log2(law[symbol] / stand_in[symbol])
     kind, share = _kind(last), _halvings(log_share)
     learned.bits[kind, share] += lost
-    learned.count[kind, share] += 1.0
+    learned.times[kind, share] += 1.0
     learned.general[:] += law
     learned.by_byte[last] += law
 

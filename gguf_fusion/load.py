@@ -29,6 +29,7 @@ from gguf_fusion.experts.table import TableExpert
 from gguf_fusion.expressions import DEFAULT as DEFAULT_STRATEGY
 from gguf_fusion.expressions import parse
 from gguf_fusion.hub.digests import model_digest
+from gguf_fusion.hub.store import sha256_of
 from gguf_fusion.lanes import Lanes, ThreadedExpert, choose
 from gguf_fusion.router.fuser import Routed
 from gguf_fusion.router.head import Head
@@ -246,7 +247,21 @@ def _with_router(members: Sequence[Member], head: Head, registry: Registry | Non
         )
     if head.router in names:
         return list(members)
-    return [*members, *members_from([head.router], registry or Registry.load())]
+    return [*members, router_member(head.router, head.card.get("lora"), registry or Registry.load())]
+
+
+def router_member(name: str, lora: Mapping[str, Any] | None, registry: Registry) -> Member:
+    """The router's own expert. ``lora``: its adapter as a router's card has it: ``base`` (a reference), ``path``.
+
+    Raises UsageError where the adapter is not the one that the card names by ``sha256``.
+    """
+    if lora is None:
+        return members_from([name], registry)[0]
+    path = Path(lora["path"])
+    if not path.is_file() or sha256_of(path) != lora["sha256"]:
+        raise UsageError(f"the router computes with the LoRA adapter {path}, which is missing or was changed")
+    base = members_from([lora["base"]], registry)[0]
+    return replace(base, spec=replace(base.spec, name=name, lora=path))
 
 
 def _check_router(head: Head, path: Path) -> None:
@@ -272,6 +287,7 @@ def load_expert(
         "type_v": spec.type_v,
         "max_rows": max_rows,
         "hidden": hidden,
+        "lora": None if spec.lora is None else str(spec.lora),
     }
     given = {key: value for key, value in settings.items() if value is not None}
     try:

@@ -77,6 +77,7 @@ EXPERT_KEYS = [
     "type_v",
     "add_end",
     "remove_end",
+    "lora",
 ]
 ENSEMBLE_KEYS = ["experts", "weights", "description", "strategy", "epsilon", "bridge", "plain_chat", "sampling"]
 _SOURCE_KEYS = ["hub", "file", "quant", "revision", "wheels", "url", "path", "sha256", "size"]
@@ -115,6 +116,7 @@ def expert_spec(name: str, entry: Entry) -> ExpertSpec:
         type_v=_text(entry, "type_v", None),
         add_end=_ends(entry, "add_end"),
         remove_end=_ends(entry, "remove_end"),
+        lora=_path(entry["lora"]) if "lora" in entry else None,
     )
 
 

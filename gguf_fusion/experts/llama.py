@@ -16,7 +16,7 @@ import numpy as np
 
 from gguf_fusion.arrays import F32, I32
 from gguf_fusion.errors import ClosedError, ContextOverflowError, ExpertFailedError, LoadError, ModelFileError
-from gguf_fusion.experts import native
+from gguf_fusion.experts import native, native_lora
 from gguf_fusion.experts.base import Progress
 from gguf_fusion.experts.native_vocabulary import EndEdit, read_vocabulary
 from gguf_fusion.experts.settings import Settings, check_against_model, depends_on_threads, flash, load_message
@@ -115,6 +115,8 @@ class LlamaExpert:
                     n_rows=chosen.max_rows, n_threads=chosen.threads, type_k=chosen.type_k, type_v=chosen.type_v,
                     flash_attn=flash(info, chosen), swa_full=chosen.swa_full, n_seq=n_seq, hidden=chosen.hidden,
                 )  # fmt: skip
+                if chosen.lora:
+                    native_lora.apply(model, context, Path(chosen.lora))
             except LoadError as error:
                 raise LoadError(load_message(name, info, chosen, str(error))) from None
             vocabulary = read_vocabulary(model, add_end=add_end, remove_end=remove_end)

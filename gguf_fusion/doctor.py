@@ -26,12 +26,13 @@ _PROBE_SECONDS = 120
 
 _IMPORT = """
 import json
-from gguf_fusion.experts import native
+from gguf_fusion.experts import native, native_devices
 native.start()
 print(json.dumps({
-    "system_info": native.system_info(), "offload": native.supports_gpu_offload(),
+    "system_info": native.system_info(), "offload": native_devices.supports_gpu_offload(),
+    "rpc": native_devices.supports_rpc(), "built_from": native_devices.commit(),
     "devices": [{"name": d.name, "description": d.description, "kind": d.kind.value, "free_bytes": d.free_bytes,
-                 "total_bytes": d.total_bytes} for d in native.devices()],
+                 "total_bytes": d.total_bytes} for d in native_devices.devices()],
 }))
 """
 

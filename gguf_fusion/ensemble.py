@@ -22,16 +22,8 @@ from gguf_fusion.errors import ClosedError, UsageError
 from gguf_fusion.experts.base import Expert
 from gguf_fusion.expressions import parse
 from gguf_fusion.lanes import ThreadedExpert
-from gguf_fusion.load import (
-    Loaded,
-    LoadKeywords,
-    assemble,
-    checked_weights,
-    load,
-    load_options,
-    members_from,
-    members_of,
-)
+from gguf_fusion.load import Loaded, LoadKeywords, assemble, load, load_options
+from gguf_fusion.members import checked_weights, members_from, members_of
 from gguf_fusion.pieces import PieceView
 from gguf_fusion.records import Step, Timings, Usage
 from gguf_fusion.reply import Reply, ReplyState, Steps

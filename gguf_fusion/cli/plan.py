@@ -14,7 +14,7 @@ from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
 from gguf_fusion.devices import DeviceKind, by_preference, free_ram_bytes, usable_cores
 from gguf_fusion.errors import NotCachedError, UsageError
 from gguf_fusion.gguf_info import read
-from gguf_fusion.load import Member, members_from, members_of
+from gguf_fusion.members import Member, members_from, members_of
 from gguf_fusion.plan.memory import CACHE_BITS, UBATCH, Shape, guessed, shape_of, size_by_name
 from gguf_fusion.plan.planner import Budget, Plan, Request, plan
 
@@ -93,9 +93,9 @@ def plan_command(
 def _cards(given: Sequence[str]) -> tuple[int, ...]:
     if given:
         return tuple(size for text in given if (size := size_in_bytes("--vram", text)))
-    from gguf_fusion.experts import native
+    from gguf_fusion.experts import native_devices
 
-    found = by_preference(native.devices())
+    found = by_preference(native_devices.devices())
     own = tuple(device.free_bytes for device in found if device.kind is DeviceKind.GPU)
     return own or tuple(device.free_bytes for device in found if device.kind is DeviceKind.SHARED)
 

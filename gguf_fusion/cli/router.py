@@ -20,7 +20,8 @@ from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
 from gguf_fusion.errors import UsageError
 from gguf_fusion.evaluate.scorer import Scorer, Settings
 from gguf_fusion.hub.digests import model_digest
-from gguf_fusion.load import Options, members_from
+from gguf_fusion.load import Options
+from gguf_fusion.members import members_from
 
 
 @click.group()

@@ -26,7 +26,7 @@ from gguf_fusion.errors import (
     ModelFileError,
     UsageError,
 )
-from gguf_fusion.experts import llama, native
+from gguf_fusion.experts import llama, native, native_devices
 from gguf_fusion.experts.llama import LlamaExpert
 from gguf_fusion.hub import locate
 from gguf_fusion.vocabulary import Kind
@@ -357,7 +357,7 @@ def test_files_that_do_not_generate(vocab_dir: Path, tmp_path: Path) -> None:
 
 def test_gpu_layers_on_a_cpu_build_warn_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Layers that cannot be offloaded: one warning with the install command, and the expert works."""
-    if native.supports_gpu_offload():
+    if native_devices.supports_gpu_offload():
         pytest.skip("this build offloads")
     monkeypatch.setattr(llama, "_warned_cpu_only", False)
     for _ in range(2):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from gguf_fusion.devices import DeviceKind, free_ram_bytes, usable_cores
 from gguf_fusion.errors import LoadError, UsageError
-from gguf_fusion.experts import native, native_devices
+from gguf_fusion.experts import native, native_devices, native_rpc
 from gguf_fusion.gguf_info import ModelInfo
 
 _MARGIN_BYTES = 128 << 20
@@ -69,7 +69,7 @@ class Settings:
             if getattr(self, key) not in native.CACHE_TYPES:
                 raise UsageError(f"{key}: expected one of {', '.join(native.CACHE_TYPES)}, got {getattr(self, key)!r}")
         for endpoint in self.rpc:
-            native_devices.check_endpoint(endpoint)
+            native_rpc.check_endpoint(endpoint)
         if not all(math.isfinite(share) and share >= 0.0 for share in self.tensor_split):
             raise UsageError(f"tensor_split: expected shares that are not negative, got {self.tensor_split}")
         if self.max_rows > self.batch:
@@ -100,7 +100,8 @@ def flash(info: ModelInfo, settings: Settings) -> bool | None:
     if settings.flash_attn is not None:
         return settings.flash_attn
     plain_v = settings.type_v in _PLAIN_TYPES
-    return False if settings.n_gpu_layers == 0 and plain_v and _score_bytes(info, settings) <= _SMALL_SCORES else None
+    on_cpu = settings.n_gpu_layers == 0 or bool(settings.rpc)  # for all we know a worker is one too
+    return False if on_cpu and plain_v and _score_bytes(info, settings) <= _SMALL_SCORES else None
 
 
 def depends_on_threads(info: ModelInfo, settings: Settings) -> bool:

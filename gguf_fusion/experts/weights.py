@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from pathlib import Path
 
-from gguf_fusion.experts import native, native_devices
+from gguf_fusion.experts import native, native_rpc
 
 _lock = threading.Lock()
 _users: dict[tuple[object, ...], tuple[native.Model, int]] = {}
@@ -35,13 +35,14 @@ def borrow(
     with _lock:
         model, users = _users.get(key, (None, 0))
         if model is None:
-            model = native.Model(
-                path,
-                n_gpu_layers=n_gpu_layers,
-                use_extra_bufts=use_extra_bufts,
-                devices=native_devices.device_list(rpc),
-                tensor_split=tensor_split,
-            )
+            with native_rpc.guarded(rpc):
+                model = native.Model(
+                    path,
+                    n_gpu_layers=n_gpu_layers,
+                    use_extra_bufts=use_extra_bufts,
+                    devices=native_rpc.device_list(rpc),
+                    tensor_split=tensor_split,
+                )
         _users[key] = (model, users + 1)
     _settle()
     return model

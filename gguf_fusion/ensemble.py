@@ -116,6 +116,8 @@ class Ensemble:
             checked,
             strategy=checked.strategy or (None if checked.router else spec.strategy),
             epsilon=spec.epsilon if checked.epsilon is None else checked.epsilon,
+            fewer_layers=spec.fewer_layers if checked.fewer_layers is None else checked.fewer_layers,
+            vram_margin=spec.vram_margin if checked.vram_margin is None else checked.vram_margin,
         )
         sampling_params(spec.sampling)
         members = members_of(spec, registry, weights)

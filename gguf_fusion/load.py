@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypedDict
 
 import numpy as np
 
-from gguf_fusion import gguf_info, hub
+from gguf_fusion import calibration, gguf_info, hub
 from gguf_fusion.bridge.store import cached_byte_tables
 from gguf_fusion.bridge.tables import ByteTables, byte_tables
 from gguf_fusion.chat import NO_TEMPLATE, Reader, special_texts
@@ -21,6 +21,7 @@ from gguf_fusion.config import ExpertSpec, Registry, check_known, nearest
 from gguf_fusion.cover.base import Predictor, Prompt
 from gguf_fusion.cover.direct import TokenCursor
 from gguf_fusion.cover.tree import DEFAULT_EPSILON, EXACT_EPSILON, CoverTree
+from gguf_fusion.devices import usable_cores
 from gguf_fusion.engine import Engine, SymbolSpace
 from gguf_fusion.errors import ConfigError, LoadError, ModelFileError, UsageError
 from gguf_fusion.experts.llama import LlamaExpert
@@ -30,6 +31,8 @@ from gguf_fusion.expressions import parse
 from gguf_fusion.hub.digests import model_digest
 from gguf_fusion.lanes import Lanes, ThreadedExpert, choose
 from gguf_fusion.members import Member, checked_weights, members_from, with_templates
+from gguf_fusion.placement import Placement
+from gguf_fusion.plan.planner import GPU_MARGIN
 from gguf_fusion.router.fuser import Routed
 from gguf_fusion.router.head import Head
 from gguf_fusion.strategy import Strategy
@@ -59,7 +62,10 @@ class Options:
     lanes    : ``auto``, ``serial`` or ``lanes``
     chat_templates : Jinja files by expert, or "none" for a base model that reads plain text
     router   : a trained router (``gguf-fusion router train``); it takes the place of a strategy
-    calibrate: whether ``auto`` lanes may be measured at the first load of these files
+    calibrate: whether speeds and ``auto`` lanes may be measured at the first load of these files
+    rpc      : workers (``host:port``) that hold the layers, by expert; under "" those of all others
+    fewer_layers : load with fewer layers on a card where there is less memory than planned, or loading fails
+    vram_margin  : share of a card's free memory that is left free
     """
 
     strategy: str | None = None
@@ -67,6 +73,11 @@ class Options:
     n_ctx: int | None = None
     n_threads: int | None = None
     n_gpu_layers: int | None = None
+    type_k: str | None = None
+    type_v: str | None = None
+    rpc: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    fewer_layers: bool | None = None
+    vram_margin: float | None = None
     lanes: str = "auto"
     space: str = "auto"
     chat_templates: Mapping[str, str | Path] = field(default_factory=dict)
@@ -76,6 +87,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.epsilon is not None and not 0.0 <= self.epsilon < 1.0:
             raise UsageError(f"epsilon: expected a number from 0 up to (not including) 1, got {self.epsilon}")
+        if self.vram_margin is not None and not 0.0 <= self.vram_margin < 1.0:
+            raise UsageError(f"vram_margin: expected a share from 0 up to (not including) 1, got {self.vram_margin}")
         if self.space not in SPACES:
             raise UsageError(f"space: expected {', '.join(SPACES)}, got {self.space!r}{nearest(self.space, SPACES)}")
 
@@ -90,6 +103,13 @@ class LoadKeywords(TypedDict, total=False):
     n_ctx: int | None
     n_threads: int | None
     n_gpu_layers: int | None
+    """-1 = all; None = as many as fit."""
+    type_k: str | None
+    type_v: str | None
+    rpc: Mapping[str, Sequence[str]]
+    """Workers (``host:port``) by expert; "" = all others."""
+    fewer_layers: bool | None
+    vram_margin: float | None
     lanes: str
     space: str
     chat_templates: Mapping[str, str | Path]
@@ -149,16 +169,23 @@ def load(
         if options.strategy is not None:
             raise UsageError("a router takes the place of a strategy; give one of the two")
         active = _with_router(active, head, registry)
+    active = with_options(active, options)
     parse(options.strategy or DEFAULT_STRATEGY)  # a misspelt strategy must not cost a download first
     paths = [hub.pull(member.ref, registry, progress=progress, offline=offline)[0] for member in active]
     began = time.perf_counter()
     experts: list[LlamaExpert] = []
+    placement = Placement.decide(
+        [member.spec for member in active], paths, fewer_layers=bool(options.fewer_layers),
+        margin=GPU_MARGIN if options.vram_margin is None else options.vram_margin, calibrated=options.calibrate,
+    )  # fmt: skip
     try:
         for member, path in zip(active, paths, strict=True):
             is_router = head is not None and member.spec.name == head.router
             if is_router and head is not None:
                 _check_router(head, path)
-            experts.append(load_expert(member.spec, path, options, hidden=is_router))
+            experts.append(_placed(member.spec, path, placement, hidden=is_router))
+        if options.calibrate:
+            _calibrate(active, experts, paths, placement)
         triples = zip(active, experts, paths, strict=True)
         templates = [template_of(member.spec, expert, path) for member, expert, path in triples]
         roles = [member.spec.role for member in active]
@@ -171,6 +198,44 @@ def load(
         for expert in experts:
             expert.close()
         raise
+
+
+def with_options(members: Sequence[Member], options: Options) -> list[Member]:
+    """The members, their specifications changed by what the options say. Raises UsageError for unknown experts."""
+    names = {member.spec.name: None for member in members}
+    check_known("rpc: expert", {name: None for name in options.rpc if name}, names)
+    changes = {key: getattr(options, key) for key in ("n_ctx", "n_threads", "n_gpu_layers", "type_k", "type_v")}
+    given = {key: value for key, value in changes.items() if value is not None}
+    found = []
+    for member in members:
+        rpc = options.rpc.get(member.spec.name, options.rpc.get("", member.spec.rpc))
+        found.append(replace(member, spec=replace(member.spec, rpc=tuple(rpc), **given)))
+    return found
+
+
+def _placed(spec: ExpertSpec, path: Path, placement: Placement | None, *, hidden: bool) -> LlamaExpert:
+    """Load one expert where it was planned to lie; once more with fewer layers where that is allowed."""
+    if placement is None:
+        return load_expert(spec, path, Options(), hidden=hidden)
+    n = placement.layers_now(spec.name)
+    try:
+        return load_expert(replace(spec, n_gpu_layers=n), path, Options(), hidden=hidden)
+    except LoadError as error:
+        fewer = placement.fewer(spec.name, n)
+        if fewer is None:
+            raise
+        _log.warning("%s; trying once more with %d layers on the card", error, fewer)
+        return load_expert(replace(spec, n_gpu_layers=fewer), path, Options(), hidden=hidden)
+
+
+def _calibrate(
+    members: Sequence[Member], experts: Sequence[LlamaExpert], paths: Sequence[Path], placement: Placement | None
+) -> None:
+    """Measure speeds of the experts that lie on one device as a whole, where that was not done before."""
+    for member, expert, path in zip(members, experts, paths, strict=True):
+        device = calibration.CPU if placement is None else placement.only_device(member.spec.name)
+        if device is not None:
+            calibration.measure(expert, path, device, member.spec.n_threads or usable_cores())
 
 
 def _identity(paths: Sequence[Path], options: Options) -> str:
@@ -212,11 +277,14 @@ def load_expert(
         "n_ctx": spec.n_ctx if options.n_ctx is None else options.n_ctx,
         "n_threads": spec.n_threads if options.n_threads is None else options.n_threads,
         "n_gpu_layers": spec.n_gpu_layers if options.n_gpu_layers is None else options.n_gpu_layers,
-        "type_k": spec.type_k,
-        "type_v": spec.type_v,
+        "type_k": spec.type_k if options.type_k is None else options.type_k,
+        "type_v": spec.type_v if options.type_v is None else options.type_v,
+        "rpc": spec.rpc or None,
         "max_rows": max_rows,
         "hidden": hidden,
     }
+    if spec.rpc and settings["n_gpu_layers"] is None:
+        settings["n_gpu_layers"] = -1
     given = {key: value for key, value in settings.items() if value is not None}
     try:
         return LlamaExpert.load(path, name=spec.name, add_end=spec.add_end, remove_end=spec.remove_end, **given)

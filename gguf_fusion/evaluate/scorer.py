@@ -207,7 +207,7 @@ def _facts(member: Member, path: Path, options: Options) -> dict[str, Any]:
     return {
         "name": spec.name,
         "sha256": model_digest(path),
-        "n_gpu_layers": spec.n_gpu_layers if options.n_gpu_layers is None else options.n_gpu_layers,
+        "n_gpu_layers": (spec.n_gpu_layers or 0) if options.n_gpu_layers is None else options.n_gpu_layers,
         "types": [spec.type_k, spec.type_v],
         "end": [list(spec.add_end), list(spec.remove_end)],
     }

@@ -125,6 +125,10 @@ class Placement:
             if any(spec.n_gpu_layers is None for spec in specs):
                 raise LoadError(f"the experts do not fit ({_sums(made)}): {advice}; gguf-fusion plan shows more")
             _log.warning("the experts may not fit (%s), but are tried as asked for: %s", _sums(made), advice)
+        for one in made.experts:
+            if one.pool and not one.n_gpu_layers:
+                _log.warning("expert %r stays on this machine, where it is faster than on %s; -ngl -1 sends it there",
+                             one.name, one.pool)  # fmt: skip
         return cls(made, shapes, fewer_layers=fewer_layers)
 
     def layers_now(self, name: str) -> int:

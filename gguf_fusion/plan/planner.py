@@ -18,8 +18,9 @@ GPU_MARGIN = 0.05
 GPU_CONTEXT = 128 << 20
 """Bytes that the first layer of an expert on a card costs beside itself (scratch space, a mirror of small tensors)."""
 
-RAM_SPEED, VRAM_SPEED = 10e9, 300e9
-"""Bytes of weights read per second where nothing was measured: two channels of laptop memory, a small card."""
+RAM_SPEED, VRAM_SPEED, WORKER_SPEED = 10e9, 300e9, 100e9
+"""Bytes of weights read per second where nothing was measured: two channels of laptop memory, a small card, and a
+card behind a network."""
 
 STEP_OVERHEAD = 0.002
 """Seconds per decode beside reading weights."""
@@ -90,8 +91,8 @@ class Request:
         return self.types.get(name, (self.type_k, self.type_v))
 
     def card_speed(self, name: str) -> float:
-        """Bytes per second of the layers that are not on this machine's CPU. A worker may be a CPU itself."""
-        return self.card_speeds.get(name, RAM_SPEED if name in self.pools else self.vram_speed)
+        """Bytes per second of the layers that are not on this machine's CPU."""
+        return self.card_speeds.get(name, WORKER_SPEED if name in self.pools else self.vram_speed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,9 +109,9 @@ def worker() -> Iterator[tuple[str, subprocess.Popen[str]]]:
         process.kill()
 
 
-def run(*arguments: str, n: int = 16) -> list[str]:
+def run(*arguments: str, prompt: str = "Name three colours.", n: int = 16) -> list[str]:
     return [
-        sys.executable, "-m", "gguf_fusion", "run", "Name three colours.", "-e", S, "--temp", "0", "-n", str(n),
+        sys.executable, "-m", "gguf_fusion", "run", prompt, "-e", S, "--temp", "0", "-n", str(n),
         "-c", "512", "-t", "1", "--offline", "--no-calibrate", *arguments,
     ]  # fmt: skip
 
@@ -137,7 +137,7 @@ def test_the_text_is_that_of_a_local_expert(worker: tuple[str, subprocess.Popen[
 def test_a_worker_that_dies_is_told(worker: tuple[str, subprocess.Popen[str]], how: signal.Signals) -> None:
     """Killed in the middle of a text: one line that says so, status 1, soon; what was written stays."""
     endpoint, process = worker
-    command = run("--rpc", endpoint, "--max-bytes", "100000", "--min-p", "0", n=400)
+    command = run("--rpc", endpoint, "--max-bytes", "100000", "--raw", prompt="1, 2, 3, 4, 5, 6, 7, 8, 9,", n=450)
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
     ) as client:

@@ -22,16 +22,8 @@ from gguf_fusion.errors import ClosedError, UsageError
 from gguf_fusion.experts.base import Expert
 from gguf_fusion.expressions import parse
 from gguf_fusion.lanes import ThreadedExpert
-from gguf_fusion.load import (
-    Loaded,
-    LoadKeywords,
-    assemble,
-    checked_weights,
-    load,
-    load_options,
-    members_from,
-    members_of,
-)
+from gguf_fusion.load import Loaded, LoadKeywords, assemble, load, load_options
+from gguf_fusion.members import checked_weights, members_from, members_of
 from gguf_fusion.pieces import PieceView
 from gguf_fusion.records import Step, Timings, Usage
 from gguf_fusion.reply import Reply, ReplyState, Steps
@@ -124,6 +116,8 @@ class Ensemble:
             checked,
             strategy=checked.strategy or (None if checked.router else spec.strategy),
             epsilon=spec.epsilon if checked.epsilon is None else checked.epsilon,
+            fewer_layers=spec.fewer_layers if checked.fewer_layers is None else checked.fewer_layers,
+            vram_margin=spec.vram_margin if checked.vram_margin is None else checked.vram_margin,
         )
         sampling_params(spec.sampling)
         members = members_of(spec, registry, weights)

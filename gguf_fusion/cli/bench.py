@@ -18,10 +18,11 @@ from gguf_fusion.config import DEFAULT_ENSEMBLE, ExpertSpec, Registry
 from gguf_fusion.devices import usable_cores
 from gguf_fusion.ensemble import Ensemble
 from gguf_fusion.errors import UsageError
-from gguf_fusion.experts import native
+from gguf_fusion.experts import native, native_devices
 from gguf_fusion.gguf_info import read
-from gguf_fusion.load import Member, Options, load_expert, members_from, members_of
+from gguf_fusion.load import Options, load_expert
 from gguf_fusion.measure.speed import Case, Row, cases, ensemble_row, expert_rows
+from gguf_fusion.members import Member, members_from, members_of
 
 _HEADER = ("MODEL", "SIZE", "PARAMS", "BACKEND", "THREADS", "TEST", "T/S", "BYTES/S", "MS PER TOKEN", "PEAK")
 _RANGE = re.compile(r"(\d+)-(\d+)(?:\+(\d+)|\*(\d+))?\Z")
@@ -92,7 +93,7 @@ def _rows(
     repetitions: int, strategy: str | None,
 ) -> Iterator[Row]:  # fmt: skip
     infos = {member.ref: read(hub.locate(member.ref, registry)) for member in members}
-    backends = "GPU" if native.supports_gpu_offload() else "CPU"
+    backends = "GPU" if native_devices.supports_gpu_offload() else "CPU"
     for case in wanted:
         n_ctx = case.n_ctx or max(256, case.n_prompt + 8, case.n_gen + 72)
         options = Options(n_ctx=n_ctx, n_threads=case.n_threads, n_gpu_layers=case.n_gpu_layers)

@@ -20,9 +20,10 @@ from gguf_fusion.config import Registry
 from gguf_fusion.errors import HubError, UsageError
 from gguf_fusion.expressions import DEFAULT, parse
 from gguf_fusion.gguf_info import read
-from gguf_fusion.load import Member, Options, members_of
+from gguf_fusion.load import Options
 from gguf_fusion.measure.ladder import Plan, check_levels, ladder, made, recommend
 from gguf_fusion.measure.quality import pareto
+from gguf_fusion.members import Member, members_of
 
 _LEVELS = "Q2_K,Q3_K_M,Q4_0,Q4_K_M,Q5_K_M,Q6_K,Q8_0"
 _HEADER = (

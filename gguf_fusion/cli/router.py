@@ -21,7 +21,8 @@ from gguf_fusion.errors import UsageError
 from gguf_fusion.evaluate.scorer import Scorer, Settings
 from gguf_fusion.hub.digests import model_digest
 from gguf_fusion.hub.store import sha256_of
-from gguf_fusion.load import Options, load_expert, members_from, router_member
+from gguf_fusion.load import Options, load_expert
+from gguf_fusion.members import members_from, router_member
 
 
 @click.group()
@@ -43,7 +44,9 @@ def router() -> None:
     "--extra", "extras", multiple=True, default=("since",), help="A feature beside the hidden state (repeatable)."
 )
 @click.option(
-    "--lora", type=click.Path(path_type=Path), help="A LoRA adapter (GGUF) for the router; the experts stay as they are."
+    "--lora",
+    type=click.Path(path_type=Path),
+    help="A LoRA adapter (GGUF) for the router; experts stay as they are.",
 )
 @click.option("--out", type=click.Path(path_type=Path), default=Path("router.safetensors"), show_default=True)
 @click.option("--epochs", type=click.IntRange(min=1), default=30, show_default=True)

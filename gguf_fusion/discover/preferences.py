@@ -37,8 +37,11 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """How a head ranks pairs. ranked: bool[n], the better answer is likelier per byte;  margins: float64[n], nats per
-    byte by which it is;  loss: mean preference loss against the head before."""
+    """How a head ranks pairs.
+
+    ranked: bool[n], the better answer is likelier per byte;  margins: float64[n], nats per
+    byte by which it is;  loss: mean preference loss against the head before.
+    """
 
     ranked: np.ndarray
     margins: F64

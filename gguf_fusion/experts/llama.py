@@ -16,7 +16,7 @@ import numpy as np
 
 from gguf_fusion.arrays import F32, I32
 from gguf_fusion.errors import ClosedError, ContextOverflowError, ExpertFailedError, LoadError, ModelFileError
-from gguf_fusion.experts import native, native_lora
+from gguf_fusion.experts import native, native_devices, native_lora, weights
 from gguf_fusion.experts.base import Progress
 from gguf_fusion.experts.native_vocabulary import EndEdit, read_vocabulary
 from gguf_fusion.experts.settings import Settings, check_against_model, depends_on_threads, flash, load_message
@@ -100,9 +100,10 @@ class LlamaExpert:
         model = context = None
         try:
             try:
-                model = native.Model(
-                    info.path, n_gpu_layers=chosen.n_gpu_layers, use_extra_bufts=chosen.use_extra_bufts
-                )
+                model = weights.borrow(
+                    info.path, n_gpu_layers=chosen.n_gpu_layers, use_extra_bufts=chosen.use_extra_bufts,
+                    rpc=chosen.rpc, tensor_split=chosen.tensor_split,
+                )  # fmt: skip
                 # A branch needs a second sequence; memories that cannot be cut, and small windows, have no use for it.
                 n_seq = 2 if chosen.swa_full and not model.has_state else 1
                 if not model.generates:
@@ -319,12 +320,12 @@ def _free(context: native.Context | None, model: native.Model | None, process: i
     if context is not None:
         context.close()
     if model is not None:
-        model.close()
+        weights.give_back(model)
 
 
 def _warn_if_cpu_only(name: str) -> None:
     global _warned_cpu_only
-    if not _warned_cpu_only and not native.supports_gpu_offload():
+    if not _warned_cpu_only and not native_devices.supports_gpu_offload():
         _warned_cpu_only = True
         _log.warning(
             "expert %r asks for layers on a GPU, but the installed llama-cpp-python was built for the CPU only: "

@@ -19,10 +19,8 @@ from typing import Any
 import llama_cpp
 import llama_cpp.llama_cpp as lib
 import numpy as np
-from llama_cpp._ggml import libggml
 
 from gguf_fusion.arrays import F32, I32, I64, U8
-from gguf_fusion.devices import DeviceInfo, DeviceKind
 from gguf_fusion.errors import ClosedError, LoadError
 from gguf_fusion.experts import native_log
 
@@ -72,41 +70,6 @@ def system_info() -> str:
     return (lib.llama_print_system_info() or b"").decode("utf-8", "replace")
 
 
-def supports_gpu_offload() -> bool:
-    """Whether this build can place layers on a GPU (also true for builds with nothing but RPC)."""
-    start()
-    return bool(lib.llama_supports_gpu_offload())
-
-
-def devices() -> list[DeviceInfo]:
-    """What the native library can compute on; the CPU's entry reports free = total, so ask ``devices`` for that."""
-    start()
-    get, count = libggml.ggml_backend_dev_get, libggml.ggml_backend_dev_count
-    name, description = libggml.ggml_backend_dev_name, libggml.ggml_backend_dev_description
-    kind, memory = libggml.ggml_backend_dev_type, libggml.ggml_backend_dev_memory
-    count.restype, get.restype, get.argtypes = ctypes.c_size_t, ctypes.c_void_p, [ctypes.c_size_t]
-    for function in (name, description):
-        function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
-    kind.restype, kind.argtypes = ctypes.c_int, [ctypes.c_void_p]
-    size_p = ctypes.POINTER(ctypes.c_size_t)
-    memory.restype, memory.argtypes = None, [ctypes.c_void_p, size_p, size_p]
-    kinds = {0: DeviceKind.CPU, 1: DeviceKind.GPU, 2: DeviceKind.SHARED}
-    found = []
-    for index in range(count()):
-        device, free, total = get(index), ctypes.c_size_t(), ctypes.c_size_t()
-        memory(device, ctypes.byref(free), ctypes.byref(total))
-        found.append(
-            DeviceInfo(
-                name=(name(device) or b"").decode("utf-8", "replace"),
-                description=(description(device) or b"").decode("utf-8", "replace"),
-                kind=kinds.get(kind(device), DeviceKind.OTHER),
-                free_bytes=free.value,
-                total_bytes=total.value,
-            )
-        )
-    return found
-
-
 def _quick(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
     """A call that keeps the interpreter lock: for functions of a microsecond the hand-over would cost more."""
     prototype = ctypes.PYFUNCTYPE(result, *arguments)
@@ -132,13 +95,24 @@ class Model:
         n_gpu_layers: int = 0,
         use_extra_bufts: bool = False,
         vocab_only: bool = False,
+        devices: Any = None,
+        tensor_split: tuple[float, ...] = (),
     ) -> None:
-        """Raises LoadError with the native reason."""
+        """``devices``: pointers that end with NULL, None = all;  ``tensor_split``: shares of the layers on each.
+
+        Raises LoadError with the native reason.
+        """
         start()
         params = lib.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
         params.use_extra_bufts = use_extra_bufts
         params.vocab_only = vocab_only
+        if devices is not None:
+            params.devices = ctypes.cast(devices, ctypes.c_void_p)
+        shares = (ctypes.c_float * max(len(tensor_split), int(lib.llama_max_devices())))(*tensor_split)
+        if tensor_split:
+            params.tensor_split = ctypes.cast(shares, ctypes.POINTER(ctypes.c_float))
+        self._kept = devices, shares  # native code holds their addresses
         self._handle: Any = None
         with native_log.collected() as lines:
             handle = lib.llama_model_load_from_file(os.fsencode(path), params)

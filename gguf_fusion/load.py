@@ -30,6 +30,7 @@ from gguf_fusion.expressions import DEFAULT as DEFAULT_STRATEGY
 from gguf_fusion.expressions import parse
 from gguf_fusion.hub.digests import model_digest
 from gguf_fusion.lanes import Lanes, ThreadedExpert, choose
+from gguf_fusion.mapped import give_back_code, give_back_lookups
 from gguf_fusion.router.fuser import Routed
 from gguf_fusion.router.head import Head
 from gguf_fusion.strategy import Strategy
@@ -45,6 +46,9 @@ _NAMED_TOKENS = {
     "pad_token": "padding",
 }
 """What templates call a token -> the middle of its key in a GGUF file."""
+
+_COMPILER = "libllvmlite"
+"""Its library maps more than 100 MB of code, none of which runs once all kernels are there."""
 
 SPACES = ("auto", "byte", "token")
 
@@ -275,11 +279,13 @@ def load_expert(
     }
     given = {key: value for key, value in settings.items() if value is not None}
     try:
-        return LlamaExpert.load(path, name=spec.name, add_end=spec.add_end, remove_end=spec.remove_end, **given)
+        expert = LlamaExpert.load(path, name=spec.name, add_end=spec.add_end, remove_end=spec.remove_end, **given)
     except (LoadError, ModelFileError) as error:
         if spec.name in str(error):
             raise
         raise type(error)(f"expert {spec.name!r}: {error}") from error
+    give_back_lookups(gguf_info.read(path))
+    return expert
 
 
 class TemplateHolder(Reader, Protocol):
@@ -379,3 +385,4 @@ def _compile_kernels() -> None:
     tree.start(Prompt(ids=np.zeros(1, np.int32), observed=np.ones(1, np.bool_)))
     for byte in b"aba":
         tree.push(byte, 0.5)
+    give_back_code(_COMPILER)

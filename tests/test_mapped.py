@@ -10,7 +10,6 @@ from gguf_fusion import gguf_info, hub, mapped
 from gguf_fusion.config import Registry
 from gguf_fusion.load import Options, load_expert, members_from
 
-
 SMAPS = Path("/proc/self/smaps")
 LINUX = SMAPS.exists()
 

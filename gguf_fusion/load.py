@@ -29,6 +29,7 @@ from gguf_fusion.experts.table import TableExpert
 from gguf_fusion.expressions import DEFAULT as DEFAULT_STRATEGY
 from gguf_fusion.expressions import parse
 from gguf_fusion.lanes import Lanes, ThreadedExpert, choose
+from gguf_fusion.mapped import give_back_code, give_back_lookups
 from gguf_fusion.members import Member, check_router, checked_weights, with_router, with_templates
 from gguf_fusion.placement import Placement
 from gguf_fusion.plan.planner import GPU_MARGIN
@@ -47,6 +48,9 @@ _NAMED_TOKENS = {
     "pad_token": "padding",
 }
 """What templates call a token -> the middle of its key in a GGUF file."""
+
+_COMPILER = "libllvmlite"
+"""Its library maps more than 100 MB of code, none of which runs once all kernels are there."""
 
 SPACES = ("auto", "byte", "token")
 
@@ -265,11 +269,13 @@ def load_expert(
         settings["n_gpu_layers"] = -1
     given = {key: value for key, value in settings.items() if value is not None}
     try:
-        return LlamaExpert.load(path, name=spec.name, add_end=spec.add_end, remove_end=spec.remove_end, **given)
+        expert = LlamaExpert.load(path, name=spec.name, add_end=spec.add_end, remove_end=spec.remove_end, **given)
     except (LoadError, ModelFileError) as error:
         if spec.name in str(error):
             raise
         raise type(error)(f"expert {spec.name!r}: {error}") from error
+    give_back_lookups(gguf_info.read(path))
+    return expert
 
 
 class TemplateHolder(Reader, Protocol):
@@ -369,3 +375,4 @@ def _compile_kernels() -> None:
     tree.start(Prompt(ids=np.zeros(1, np.int32), observed=np.ones(1, np.bool_)))
     for byte in b"aba":
         tree.push(byte, 0.5)
+    give_back_code(_COMPILER)

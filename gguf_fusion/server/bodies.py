@@ -109,6 +109,8 @@ class Body(BaseModel):
     logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = None
     response_format: ResponseFormat | None = None
     cache_prompt: bool | None = None
+    n_probs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """llama-server's way to ask for log-probabilities with so many alternatives."""
     json_schema: dict[str, Any] | None = None
     regex: str | None = None
     choice: list[str] | None = None

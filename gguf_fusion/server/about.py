@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from gguf_fusion import __version__
 from gguf_fusion.chat import NO_TEMPLATE, as_messages
+from gguf_fusion.config import nearest
 from gguf_fusion.ensemble import Ensemble
 from gguf_fusion.experts.base import Expert
 from gguf_fusion.expressions import listing
@@ -145,7 +146,12 @@ class AboutRoutes:
 
         found = await self._ask(render)
         told = {
-            name: {"prompt": one.prompt, "tokens": len(one.ids), "control_tokens": one.n_control, "ends": one.end_tokens}
+            name: {
+                "prompt": one.prompt,
+                "tokens": len(one.ids),
+                "control_tokens": one.n_control,
+                "ends": one.end_tokens,
+            }
             for name, one in found.items()
         }
         return {"prompt": found[ensemble.heaviest().name].prompt, "fusion": {"prompts": told}}
@@ -155,7 +161,9 @@ class AboutRoutes:
         self._service.check_model(model)
         if name is None:
             return ensemble.heaviest()
-        return ensemble.heaviest({name: 1.0})
+        if name not in ensemble.names:
+            raise RefusedError(400, f"expert: unknown {name[:100]!r}{nearest(name, ensemble.names)}", param="expert")
+        return ensemble.experts[ensemble.names.index(name)]
 
     async def _ask(self, function: Callable[[Ensemble], _Answer]) -> _Answer:
         return await asyncio.wrap_future(self._service.owner.call(function))

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException as PlainHTTPException
 
 from gguf_fusion.errors import ClosedError, ContextOverflowError, GgufFusionError, UsageError
@@ -46,6 +47,28 @@ class RefusedError(Exception):
     def response(self) -> JSONResponse:
         """The whole answer."""
         return JSONResponse(self.body, self.status, self.headers)
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong, in which field."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The form of every error, for the description of the interface."""
+
+    error: ErrorDetail
+
+
+DESCRIBED: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorBody, "description": "Refused: the message says what was expected and how to mend it"},
+    "503": {"model": ErrorBody, "description": "Loading, busy or ending: try again after Retry-After seconds"},
+}
+"""Answers that every route may give beside its own."""
 
 
 def unsupported(param: str, message: str) -> RefusedError:

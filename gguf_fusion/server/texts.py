@@ -36,8 +36,9 @@ class TextRoutes:
         self._service = service
         self._metrics = metrics
         self._grammars: Grammars | None = None
-        app.post("/v1/chat/completions")(self.chat)
-        app.post("/v1/completions")(self.completions)
+        either: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+        app.post("/v1/chat/completions", responses=either)(self.chat)
+        app.post("/v1/completions", responses=either)(self.completions)
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         """A chat completion."""

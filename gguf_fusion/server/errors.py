@@ -104,8 +104,12 @@ def add_handlers(app: FastAPI) -> None:
     async def known(_: Request, error: Exception) -> JSONResponse:
         return refused(error).response()
 
-    async def invalid(_: Request, error: Exception) -> JSONResponse:
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
+        kind = request.headers.get("content-type", "no Content-Type")
+        if "json" not in kind.lower():  # other sites may send other kinds without asking, so only JSON is read
+            message = f"expected the header 'Content-Type: application/json', got {kind[:100]!r}"
+            return RefusedError(400, message, code="content_type").response()
         found = error.errors()
         # Of the variants of a union the one that only has another type was not meant.
         first = next((one for one in found if not one["type"].endswith("_type")), found[0])
@@ -113,9 +117,13 @@ def add_handlers(app: FastAPI) -> None:
         message = f"{param}: {first['msg']}" if param else f"expected a JSON object: {first['msg']}"
         return RefusedError(400, message, param=param).response()
 
-    async def plain(_: Request, error: Exception) -> JSONResponse:
+    async def plain(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, PlainHTTPException)
-        return RefusedError(error.status_code, str(error.detail), headers=error.headers).response()
+        message = str(error.detail)
+        if error.status_code in (404, 405):
+            offered = ", ".join(sorted(app.openapi()["paths"]))
+            message = f"{request.method} {request.url.path[:200]} is not offered here; there is {offered}"
+        return RefusedError(error.status_code, message, headers=error.headers).response()
 
     for kind in (RefusedError, GgufFusionError, Exception):
         app.add_exception_handler(kind, known)

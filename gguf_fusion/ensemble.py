@@ -85,7 +85,8 @@ class Ensemble:
         self._strategy = loaded.engine.strategy
         self._weights = loaded.engine.weights
         self._defaults = dict(sampling or {})
-        self._plain_chat = plain_chat
+        self.plain_chat = plain_chat
+        """The format of experts without a template of their own (see ``chat.chat_prompt``); None = the plain one."""
         self._turns = Turns()
         self._stepping = threading.Lock()
         self._closed = False
@@ -343,7 +344,7 @@ class Ensemble:
         messages = as_messages(prompt, system)
         pairs = list(zip(experts, self._loaded.templates, strict=True))
         n_bytes = sum(len(utf8(message["content"])) for message in messages)
-        plain = self._plain_chat
+        plain = self.plain_chat
         return lambda: [chat_prompt(expert, template, messages, plain) for expert, template in pairs], n_bytes
 
     def _steps(

@@ -124,7 +124,7 @@ TABLES = {
         },
     ),
     "bridges": Table(
-        identity=("domain",),
+        identity=("domain", "document"),
         unfold="bridges",
         by={"bridge": "bridge", "strategy": "strategy"},
         means={

@@ -104,6 +104,29 @@ TABLES = {
             "times_faster": ("times as fast", "{:.2f}".format),
         },
     ),
+    "decoding": Table(
+        identity=("way", "threads", "context", "draw"),
+        by={"way": "way", "threads": "threads", "context": "context", "draw": "draw"},
+        means={
+            "bytes_per_s": ("bytes per second", "{:.1f}".format),
+            "tokens_per_s": ("tokens per second", "{:.1f}".format),
+            "decodes_per_token": ("decodes per token and expert", "{:.2f}".format),
+            "to_naive": ("times the naive way", "{:.2f}".format),
+            "to_naive_from": ("95 % from", "{:.2f}".format),
+            "to_naive_to": ("to", "{:.2f}".format),
+            "to_slowest": ("times the slowest expert alone", "{:.2f}".format),
+        },
+    ),
+    "prefill": Table(
+        identity=("way", "threads"),
+        by={"way": "way", "threads": "threads"},
+        means={
+            "bytes_per_s": ("prompt bytes per second", "{:.0f}".format),
+            "to_naive": ("times the naive way", "{:.2f}".format),
+            "to_naive_from": ("95 % from", "{:.2f}".format),
+            "to_naive_to": ("to", "{:.2f}".format),
+        },
+    ),
     "memory": Table(
         identity=("expert", "n_ctx"),
         by={"expert": "expert", "n_ctx": "context"},

@@ -8,7 +8,8 @@ import pytest
 
 from gguf_fusion import gguf_info, hub, mapped
 from gguf_fusion.config import Registry
-from gguf_fusion.load import Options, load_expert, members_from
+from gguf_fusion.load import Options, load_expert
+from gguf_fusion.members import members_from
 
 SMAPS = Path("/proc/self/smaps")
 LINUX = SMAPS.exists()

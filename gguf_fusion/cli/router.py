@@ -16,6 +16,7 @@ from gguf_fusion.cli._output import ConsoleProgress, note, print_json, print_lin
 from gguf_fusion.cli._registry import registry_option, require_extra
 from gguf_fusion.cli.discover import _traces, _with_domain
 from gguf_fusion.cli.evaluate import _Clock, _members, _read
+from gguf_fusion.cli.refine import refine
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
 from gguf_fusion.errors import UsageError
 from gguf_fusion.evaluate.scorer import Scorer, Settings
@@ -28,6 +29,9 @@ from gguf_fusion.members import members_from, router_member
 @click.group()
 def router() -> None:
     """A small expert that decides, at each step, which expert speaks (FusionRoute)."""
+
+
+router.add_command(refine)
 
 
 @router.command()

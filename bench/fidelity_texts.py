@@ -1,4 +1,4 @@
-"""What the byte bridge costs one expert alone: the first test documents of every kind in ``texts``, read by all experts.
+"""What the byte bridge costs one expert alone, on the first test documents of every kind in ``texts``.
 
 Prints the lines that ``bench/fidelity.py`` prints, of more text; traces are kept, so that a second run takes seconds.
 

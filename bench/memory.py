@@ -23,8 +23,8 @@ from gguf_fusion import __version__, hub
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
 from gguf_fusion.experts.settings import Settings, cache_bytes
 from gguf_fusion.gguf_info import read
-from gguf_fusion.members import members_of
 from gguf_fusion.measure.speed import TEXT
+from gguf_fusion.members import members_of
 from gguf_fusion.plan.memory import shape_of
 
 POCKET = ("smollm2-135m-instruct", "gemma-3-270m", "qwen2.5-coder-0.5b-instruct")

@@ -108,6 +108,15 @@ TABLES = {
             "error": ("error", percent),
         },
     ),
+    "soak": Table(
+        identity=("experts",),
+        by={"experts": "experts", "requests": "requests", "generated_bytes": "bytes written"},
+        means={
+            "before_bytes": ("before, MB", lambda value: f"{value / 1e6:.1f}"),
+            "after_bytes": ("after, MB", lambda value: f"{value / 1e6:.1f}"),
+            "growth_bytes": ("growth, MB", lambda value: f"{value / 1e6:+.2f}"),
+        },
+    ),
     "bridges": Table(
         identity=("domain",),
         unfold="bridges",

@@ -146,6 +146,15 @@ TABLES = {
             "peak_bytes": ("peak, MB", megabytes),
         },
     ),
+    "soak": Table(
+        identity=("experts",),
+        by={"experts": "experts", "requests": "requests", "generated_bytes": "bytes written"},
+        means={
+            "before_bytes": ("before, MB", lambda value: f"{value / 1e6:.1f}"),
+            "after_bytes": ("after, MB", lambda value: f"{value / 1e6:.1f}"),
+            "growth_bytes": ("growth, MB", lambda value: f"{value / 1e6:+.2f}"),
+        },
+    ),
     "bridges": Table(
         identity=("domain", "document"),
         unfold="bridges",

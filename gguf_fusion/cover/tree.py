@@ -15,6 +15,7 @@ share of the exact marginal in total variation; with ``epsilon = 0`` there are n
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, inf, log
 from typing import Any
@@ -173,6 +174,12 @@ class CoverTree:
             self._plan()
         self.stats.bridge_s += time.perf_counter() - started
 
+    def amend(self, stand_in_probs: Sequence[float]) -> None:
+        """See ``cover.base.Predictor.amend``."""
+        first = len(self._stood) - len(stand_in_probs)
+        for i, prob in enumerate(stand_in_probs, first):
+            self._stood[i] = self._stood[i - 1] + log(max(prob, _TINY))
+
     def snapshot(self) -> Any:
         """Hypotheses are immutable, so a snapshot copies a few short lists and the word-start law."""
         hypotheses = (list(self._leaves), list(self._ghosts), list(self._pending), self._anchor)
@@ -194,7 +201,7 @@ class CoverTree:
 
     def _weight(self, boundary: Boundary) -> float:
         """Joint log-probability of a boundary, stand-in factors since its position included."""
-        return boundary.log_weight + self._stood[-1] - self._stood[boundary.position]
+        return boundary.log_weight + (self._stood[-1] - self._stood[boundary.position])
 
     def _narrowed(self, leaf: Leaf, byte: int) -> Leaf | None:
         """The leaf after one more byte, or None if no piece with mass agrees."""

@@ -17,6 +17,7 @@ prefill is its own record. END is banned, so that every text has the wanted leng
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import json
 import os
@@ -25,7 +26,7 @@ import statistics
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,19 @@ POCKET = ("smollm2-135m-instruct", "gemma-3-270m", "qwen2.5-coder-0.5b-instruct"
 TEXTS = (
     "A bench is a long seat for several people. It may stand in a park, in a hall, or at a table in a workshop, where",
     'def word_counts(path: str) -> dict[str, int]:\n    """Count the words of a text file, in lower case."""\n',
-    "# Installation\n\nThe package needs Python 3.11 or later. Create a virtual environment first, then install it with",
+    "# Installation\n\nThe package needs Python 3.11 or later. Create a virtual environment first, then install",
     "Der Fluss entspringt in den Bergen und fließt durch drei Länder, bevor er",
     "The committee met on Tuesday to discuss the budget for the coming year. The chair said that",
 )
-SETTINGS: Mapping[str, Mapping[str, Any]] = {"fused": {}, "fused, default strategy": {"strategy": None}}
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "fused": {},
+    "fused, default strategy": {"strategy": None},
+    "fused, flash": {"flash": True},
+    "fused, flash, lazy": {"flash": True, "lazy": True},
+    "fused, flash, prefetch exact": {"flash": True, "prefetch": "exact"},
+    "fused, flash, lazy and prefetch exact": {"flash": True, "lazy": True, "prefetch": "exact"},
+    "fused, prefetch law": {"prefetch": "law"},
+}
 """What is measured of the engine; ``linear`` is what the naive way computes, so all are linear unless they say so."""
 
 T_95 = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -60,6 +69,8 @@ class Took:
     n_tokens: int
     n_decodes: int
     split: Mapping[str, float]
+    facts: Mapping[str, float] = field(default_factory=dict)
+    text: bytes = b""
 
 
 def plain_llama(name: str, threads: int, n_ctx: int) -> llama_cpp.Llama:
@@ -175,7 +186,8 @@ class FusedWay:
 
     def __init__(self, ensemble: Ensemble, setting: Mapping[str, Any], reuse: bool) -> None:
         self.ensemble, self.reuse = ensemble, reuse
-        self.setting = {"strategy": "linear", **setting}
+        self.ahead = {"lazy": setting.get("lazy", False), "prefetch": setting.get("prefetch", "off")}
+        self.strategy = setting.get("strategy", "linear")
 
     def prefill(self, text: str) -> float:
         """Seconds to read a prompt from nothing."""
@@ -183,19 +195,23 @@ class FusedWay:
 
     def write(self, text: str, n_bytes: int, temperature: float, seed: int) -> Took:
         """``n_bytes`` after a prompt."""
+        self.ensemble.read_ahead(**self.ahead)
         reply = self.ensemble.generate(
             text, max_bytes=n_bytes, temperature=temperature, min_p=0.05, seed=seed, logit_bias={END: -100.0},
-            reuse=self.reuse, **self.setting,
+            reuse=self.reuse, strategy=self.strategy,
         )  # fmt: skip
-        for _ in reply:
-            pass
+        steps = list(reply)
         spent, n_tokens = reply.timings, reply.usage.generated_tokens
         seconds = spent.total_s - spent.prefill_s
         parts = {"experts": spent.decode_s, "bridge": spent.bridge_s, "fusion": spent.fusion_s,
                  "sampling": spent.sampling_s}  # fmt: skip
         parts["other"] = max(0.0, seconds - sum(parts.values()))
         whole = sum(parts.values())
-        return Took(seconds, spent.bytes, n_tokens, spent.decodes, {key: s / whole for key, s in parts.items()})
+        text = b"".join(step.data for step in steps)
+        split = {key: s / whole for key, s in parts.items()}
+        facts = {"lazy": spent.lazy_steps / len(text), "ahead": spent.rows_ahead / spent.decodes,
+                 "saved": spent.rows_saved / spent.decodes}  # fmt: skip
+        return Took(seconds, spent.bytes, n_tokens, spent.decodes, split, facts, text)
 
 
 def long_text(n_bytes: int) -> str:
@@ -239,18 +255,22 @@ def records(
                 took[name].append(found)
     rates = {name: [t.n_bytes / t.seconds for t in found] for name, found in took.items()}
     for name, found in took.items():
-        n_tokens = sum(t.n_tokens for t in found)
+        n_tokens, n_experts = sum(t.n_tokens for t in found), 1 if isinstance(ways[name], Alone) else len(POCKET)
         record: dict[str, Any] = {
             "what": "write", "way": name, "threads": options.threads, "context": options.context,
             "draw": "sampled" if sampled else "greedy", "repetitions": len(found),
             "bytes_per_s": statistics.median(rates[name]),
             "tokens_per_s": statistics.median(t.n_tokens / t.seconds for t in found),
-            "decodes_per_token": sum(t.n_decodes for t in found) / n_tokens / (1 if isinstance(ways[name], Alone) else 3),
+            "decodes_per_token": sum(t.n_decodes for t in found) / n_tokens / n_experts,
+            "facts": {key: statistics.mean(t.facts[key] for t in found) for key in found[0].facts},
             "split": {key: statistics.mean(t.split[key] for t in found) for key in found[0].split},
         }  # fmt: skip
         for key, other in (("to_naive", "naive"), ("to_slowest", slowest)):
             mean, low, high = interval([a / b for a, b in zip(rates[name], rates[other], strict=True)])
             record |= {key: mean, f"{key}_from": low, f"{key}_to": high}
+        plain = took.get("fused, flash")
+        if plain and name.startswith("fused, flash, "):
+            record["same_text"] = all(a.text == b.text for a, b in zip(found, plain, strict=True))
         yield record | about()
 
 
@@ -287,13 +307,22 @@ def main() -> None:
         parser.error("--repetitions: expected 5 to 10")
     n_ctx = 4096 if options.context == "long" else 1024
     llamas = [plain_llama(name, options.threads, n_ctx) for name in POCKET]
-    with Ensemble.from_registry(
-        "pocket", n_threads=options.threads, n_ctx=n_ctx, lanes=options.lanes, offline=True
-    ) as ensemble:
+    with contextlib.ExitStack() as stack:
+        loaded: dict[bool, Ensemble] = {}
+        for flash in sorted({bool(SETTINGS[name].get("flash")) for name in options.settings}):
+            loaded[flash] = stack.enter_context(
+                Ensemble.from_registry(
+                    "pocket", n_threads=options.threads, n_ctx=n_ctx, lanes=options.lanes, offline=True,
+                    flash_attn=True if flash else None, prefetch="law",
+                )
+            )  # fmt: skip
         ways: dict[str, Way] = {name: Alone(llama) for name, llama in zip(POCKET, llamas, strict=True)}
         ways["naive"] = Naive(llamas)
         reuse = options.context == "long"
-        ways |= {name: FusedWay(ensemble, SETTINGS[name], reuse) for name in options.settings}
+        ways |= {
+            name: FusedWay(loaded[bool(SETTINGS[name].get("flash"))], SETTINGS[name], reuse)
+            for name in options.settings
+        }
         parts: list[Callable[[], Iterator[dict[str, Any]]]] = (
             [lambda: prefills(ways, options)]
             if options.context == "prefill"

@@ -13,6 +13,7 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 from gguf_fusion import hub
+from gguf_fusion.ahead import LEVELS
 from gguf_fusion.arrays import F64
 from gguf_fusion.chat import Message, as_messages, chat_prompt, own_words, raw_prompt, utf8
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry, check_known
@@ -223,6 +224,11 @@ class Ensemble:
         """What a text is drawn with unless its call says otherwise, see ``sampling.SamplingParams``."""
         return self._defaults
 
+    def read_ahead(self, *, lazy: bool, prefetch: str) -> None:
+        """How texts from now on save time, see ``load.Options``; lazy steps have NaN for probabilities."""
+        check_known("prefetch", {prefetch: None}, dict.fromkeys(LEVELS))
+        self._loaded.engine.lazy, self._loaded.engine.prefetch = lazy, prefetch
+
     @property
     def load_s(self) -> float:
         """Seconds that loading took, downloads excluded."""
@@ -296,16 +302,9 @@ class Ensemble:
     ) -> Completion:
         """The whole reply at once; arguments as for ``generate``."""
         steps = self.generate(
-            prompt,
-            system=system,
-            chat=chat,
-            progress=progress,
-            weights=weights,
-            strategy=strategy,
-            constraint=constraint,
-            logit_bias=logit_bias,
-            **sampling,
-        )
+            prompt, system=system, chat=chat, progress=progress, weights=weights, strategy=strategy,
+            constraint=constraint, logit_bias=logit_bias, **sampling,
+        )  # fmt: skip
         text = "".join(step.text for step in steps)
         return Completion(
             text=text,

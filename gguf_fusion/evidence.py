@@ -24,6 +24,8 @@ from gguf_fusion.weights import LOWEST, N_BYTES, Members, WeightRule, along, nor
 class Prompt(WeightRule):
     """Experts that foresee the prompt count more; under 32 bytes the weights are as given."""
 
+    needs_laws = False
+
     def __init__(self, members: Members, theta: float = 0.1, fit: str = "similarity", bytes: float = 512.0) -> None:  # noqa: A002
         super().__init__(members)
         self._theta, self._em, self._most = theta, fit == "em", int(bytes)
@@ -85,7 +87,7 @@ class Evidence(WeightRule):
         super().__init__(members)
         self._log_base = np.log(members.base)
         self._eta, self._gamma, self._alpha = eta, 1.0 if alpha else gamma, alpha
-        self._by_word = reset == "word"
+        self._by_word = self.needs_laws = reset == "word"
         self._credit = np.zeros(len(members.base))
 
     def weights(self, logprobs: F64) -> F64:
@@ -151,6 +153,8 @@ SEPARATORS = tuple(b" \t\n\r\v\f!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 class Role(WeightRule):
     """Experts whose role in the registry fits the prompt count more."""
 
+    needs_laws = False
+
     def __init__(self, members: Members, task: str = "auto", share: float = 0.6) -> None:
         super().__init__(members)
         self._task, self._share = task, share
@@ -196,6 +200,8 @@ _ROLE_STEP = 32
 )
 class Recent(WeightRule):
     """All for the expert that foresaw the recent text best."""
+
+    needs_laws = False
 
     def __init__(self, members: Members, half_life: float = 64.0) -> None:
         super().__init__(members)

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict, cast
 
 import numpy as np
 
 from gguf_fusion import calibration, gguf_info, hub
+from gguf_fusion.ahead import LEVELS, AheadExpert, Draft
+from gguf_fusion.batches import batch_facts
 from gguf_fusion.bridge.store import cached_byte_tables
 from gguf_fusion.bridge.tables import ByteTables, byte_tables
 from gguf_fusion.chat import NO_TEMPLATE, Reader, special_texts
@@ -24,6 +26,7 @@ from gguf_fusion.cover.tree import DEFAULT_EPSILON, EXACT_EPSILON, CoverTree
 from gguf_fusion.devices import usable_cores
 from gguf_fusion.engine import Engine, SymbolSpace
 from gguf_fusion.errors import ConfigError, LoadError, ModelFileError, UsageError
+from gguf_fusion.experts.base import Expert
 from gguf_fusion.experts.llama import LlamaExpert
 from gguf_fusion.experts.table import TableExpert
 from gguf_fusion.expressions import DEFAULT as DEFAULT_STRATEGY
@@ -65,10 +68,13 @@ class Options:
     lanes    : ``auto``, ``serial`` or ``lanes``
     chat_templates : Jinja files by expert, or "none" for a base model that reads plain text
     router   : a trained router (``gguf-fusion router train``); it takes the place of a strategy
-    calibrate: whether speeds and ``auto`` lanes may be measured at the first load of these files
+    calibrate: whether speeds, ``auto`` lanes and batches may be measured at the first load of these files
     rpc      : workers (``host:port``) that hold the layers, by expert; under "" those of all others
     fewer_layers : load with fewer layers on a card where there is less memory than planned, or loading fails
     vram_margin  : share of a card's free memory that is left free
+    lazy     : draw a symbol without the slowest expert where it cannot change it, see ``lazy``
+    prefetch : read guessed text in batches: ``exact`` where rows stay the same bit for bit, ``law`` in larger ones
+    flash_attn : None leaves it to ``experts.settings.flash``; True makes rows of batches exact on more CPUs
     """
 
     strategy: str | None = None
@@ -86,8 +92,14 @@ class Options:
     chat_templates: Mapping[str, str | Path] = field(default_factory=dict)
     router: str | Path | None = None
     calibrate: bool = True
+    lazy: bool = False
+    prefetch: str = "off"
+    flash_attn: bool | None = None
 
     def __post_init__(self) -> None:
+        if self.prefetch not in LEVELS:
+            hint = nearest(self.prefetch, LEVELS)
+            raise UsageError(f"prefetch: expected {', '.join(LEVELS)}, got {self.prefetch!r}{hint}")
         if self.epsilon is not None and not 0.0 <= self.epsilon < 1.0:
             raise UsageError(f"epsilon: expected a number from 0 up to (not including) 1, got {self.epsilon}")
         if self.vram_margin is not None and not 0.0 <= self.vram_margin < 1.0:
@@ -120,6 +132,9 @@ class LoadKeywords(TypedDict, total=False):
     router: str | Path | None
     """A trained router; it takes the place of a strategy."""
     calibrate: bool
+    lazy: bool
+    prefetch: str
+    flash_attn: bool | None
 
 
 def load_options(given: Mapping[str, Any]) -> Options:
@@ -244,7 +259,8 @@ def _calibrate(
 def _identity(paths: Sequence[Path], options: Options) -> str:
     """What decides about speeds: files by size and time of change, settings, the native library."""
     files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    return f"{files} {options.n_gpu_layers} {options.n_ctx} {version('llama-cpp-python')}"
+    settings = f"{options.n_gpu_layers} {options.n_ctx} {options.n_threads} {options.flash_attn}"
+    return f"{files} {settings} {version('llama-cpp-python')}"
 
 
 def load_expert(
@@ -262,6 +278,7 @@ def load_expert(
         "type_v": spec.type_v if options.type_v is None else options.type_v,
         "rpc": spec.rpc or None,
         "max_rows": max_rows,
+        "flash_attn": options.flash_attn,
         "hidden": hidden,
         "lora": None if spec.lora is None else str(spec.lora),
     }
@@ -325,26 +342,28 @@ def assemble(
     strategy = strategy or parse(options.strategy or DEFAULT_STRATEGY)
     active = [i for i, weight in enumerate(chosen) if weight > 0.0]
     taking_part = [experts[i] for i in active]
-    predictors, space = make_predictors(taking_part, options)
+    draft = Draft()
+    readers = [AheadExpert(expert, draft) for expert in taking_part]
+    predictors, space = make_predictors(cast("Sequence[Expert]", readers), options)
     plan = choose(taking_part, options.lanes, options.n_threads, identity=identity, calibrate=options.calibrate)
     lanes = Lanes(plan)
+    for reader in readers if options.lazy or options.prefetch != "off" else ():
+        name = identity and f"{identity} {plan.threads}"
+        reader.facts = batch_facts(reader.inside, name, calibrate=options.calibrate, level=options.prefetch)
+    mine = [roles[i] for i in active] if roles else ()
+    shares = chosen[active] / chosen[active].sum()
+    engine = Engine(predictors, strategy, shares, lanes, space=space, roles=mine, draft=draft)
+    engine.lazy, engine.prefetch = options.lazy, options.prefetch
     return Loaded(
         experts=tuple(experts),
-        engine=Engine(
-            predictors,
-            strategy,
-            chosen[active] / chosen[active].sum(),
-            lanes,
-            space=space,
-            roles=[roles[i] for i in active] if roles else (),
-        ),
+        engine=engine,
         lanes=lanes,
         templates=tuple(None if templates is None else templates[i] for i in active),
         load_s=time.perf_counter() - began,
     )
 
 
-def make_predictors(experts: Sequence[ThreadedExpert], options: Options) -> tuple[list[Predictor], SymbolSpace]:
+def make_predictors(experts: Sequence[Expert], options: Options) -> tuple[list[Predictor], SymbolSpace]:
     """Predictors over one symbol space: token ids where all vocabularies are the same, else bytes."""
     vocabularies = [expert.vocabulary for expert in experts]
     one_vocabulary = len({vocabulary.fingerprint for vocabulary in vocabularies}) == 1

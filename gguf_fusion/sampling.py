@@ -133,6 +133,7 @@ class Sampler:
         self._rng = np.random.Generator(np.random.PCG64(self.params.seed))
         self._seen: dict[tuple[int, ...], Counter[int]] = {}
         self._recent: tuple[int, ...] = ()
+        self._peeked: float | None = None
 
     def draw(self, log_f: F64) -> int:
         """One symbol from float64[n_symbols] normalised log-probabilities.
@@ -156,7 +157,32 @@ class Sampler:
 
     def _pick(self, mass: F64) -> int:
         total = np.cumsum(mass)
-        return int(np.searchsorted(total, self._rng.random() * total[-1], side="right"))
+        number, self._peeked = self.peek(), None
+        return int(np.searchsorted(total, number * total[-1], side="right"))
+
+    def peek(self) -> float:
+        """The random number that the next draw will use."""
+        if self._peeked is None:
+            self._peeked = float(self._rng.random())
+        return self._peeked
+
+    def factors(self) -> F64 | None:
+        """float64[n_symbols]: what bias and mask multiply probabilities with; None where a draw cannot be foreseen.
+
+        That is so with settings that depend on the order of all symbols, or flatten the law.
+        """
+        params = self.params
+        if params.repeat_penalty or params.temperature > 1.0 or params.top_p < 1.0 or 0 < params.top_k < self._n:
+            return None
+        factors = np.ones(self._n) if self._bias is None else np.exp(self._bias)
+        if self._constraint is not None:
+            factors = np.where(allowed(self._constraint.mask(), self._n), factors, 0.0)
+        return factors
+
+    def take(self, symbol: int) -> None:
+        """Count a symbol as drawn that is known to be the one that ``draw`` would give."""
+        self._peeked = None
+        self.observe(symbol)
 
     def _penalised(self, logs: F64) -> F64:
         counts = self._seen.get(self._recent)

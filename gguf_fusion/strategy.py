@@ -53,6 +53,13 @@ class Fuser:
         """
         raise AssertionError
 
+    def weights_ahead(self) -> F64 | None:
+        """float64[n_experts]: weights of the next drawn symbol where they do not depend on laws and the pool is linear.
+
+        None where an expert's law may outweigh or silence the others, so that nothing is decided without it.
+        """
+        return None
+
     def advance(self, symbol: int, logprobs: F64, *, generated: bool) -> None:
         """Move past one symbol. Only given text is evidence; what was drawn from the fused law proves nothing."""
 
@@ -179,6 +186,8 @@ class PoolFuser(Fuser):
             if key in rule_parameters:
                 rule_parameters[key] = tuple(self._for_active(strategy.rule, key, rule_parameters[key], on))
         self._rule = RULES[strategy.rule].make(members, **rule_parameters)
+        plain = strategy.pool == "linear" and not self._smooth and not len(self._tau)
+        self._foreseen = plain and not self._rule.needs_laws
 
     @staticmethod
     def _for_active(owner: str, key: str, given: Any, on: Sequence[bool]) -> F64:
@@ -204,6 +213,13 @@ class PoolFuser(Fuser):
         self.last_weights = np.zeros(len(self.active))
         self.last_weights[self.active] = weights
         return Fused(self._smoothed(log_f), self.last_weights, float(log_z))
+
+    def weights_ahead(self) -> F64 | None:
+        if not self._foreseen:
+            return None
+        self.last_weights = np.zeros(len(self.active))
+        self.last_weights[self.active] = self._rule.weights(np.zeros((len(self._names), self._shape[1])))
+        return self.last_weights
 
     def advance(self, symbol: int, logprobs: F64, *, generated: bool) -> None:
         mine = self._mine(logprobs)

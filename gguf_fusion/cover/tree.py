@@ -17,6 +17,7 @@ What a byte does to the hypotheses is one call of ``kernels.hypotheses``; what i
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from math import inf, log
 from typing import Any
 from weakref import WeakSet
@@ -62,6 +63,9 @@ _SUSPECT_BYTES = 3
 
 _ESCAPE = 1e-7
 """Share always left to the stand-in: no symbol has probability 0, whatever the expert's tokens say."""
+
+_TINY = 1e-30
+"""Smallest stand-in probability reckoned with, so that logarithms stay finite."""
 
 _OBSERVED_BYTES = 256
 """Prompt bytes whose probability ``start`` reports."""
@@ -178,6 +182,15 @@ class CoverTree:
         if not self._ready:
             self._decide(left)
         self.stats.bridge_s += time.perf_counter() - began
+
+    def amend(self, stand_in_probs: Sequence[float]) -> None:
+        """See ``cover.base.Predictor.amend``."""
+        covers, here = self._covers, self._here
+        for i, prob in enumerate(stand_in_probs, here + 1 - len(stand_in_probs)):
+            covers.stood[i] = covers.stood[i - 1] + log(max(prob, _TINY))
+        ghosts = covers.ghosts[: int(covers.state["n_ghosts"][0])]
+        ghosts["stood"] = covers.stood[ghosts["position"]]
+        self._ready = False
 
     def snapshot(self) -> Any:
         """A copy of the hypotheses and of what was learned; rows are kept, not copied."""

@@ -64,6 +64,8 @@ class LlamaExpert:
         )
         self._model, self._context = model, context
         self._n_swa = 0 if settings.swa_full else model.n_swa
+        self.goes_back = settings.swa_full and not model.has_state
+        """Whether the text can be cut anywhere without reading it again."""
         self._told = False
         self._resident = np.zeros(settings.n_ctx, np.int32)
         self._n_resident = 0

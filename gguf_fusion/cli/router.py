@@ -54,6 +54,7 @@ def router() -> None:
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--ablation/--no-ablation", default=True, show_default=True, help="Also train with other features.")
 @click.option("--max-bytes", type=int, help="Bytes read of each file.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Folder for a picture of what it was compared with.")
 @click.option("--offline", is_flag=True, help="Use only what is on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @registry_option
@@ -71,6 +72,7 @@ def train(
     seed: int,
     ablation: bool,
     max_bytes: int | None,
+    plot: Path | None,
     offline: bool,
     as_json: bool,
 ) -> None:
@@ -87,6 +89,8 @@ def train(
     from gguf_fusion.router.head import EXTRAS
 
     require_extra("discover", "safetensors")
+    if plot is not None:
+        require_extra("plot", "matplotlib")
     unknown = [name for name in extras if name not in EXTRAS]
     if unknown:
         raise UsageError(f"--extra: expected one of {', '.join(EXTRAS)}, got {unknown[0]!r}")
@@ -155,6 +159,10 @@ def train(
         "seconds": round(time.monotonic() - began, 1),
     }
     replace(learned.head, card=card).save(out)
+    if plot is not None:
+        from gguf_fusion.discover.plot import draw_compared
+
+        draw_compared(learned.compared, plot / "router.png")
     if as_json:
         print_json({"out": str(out), **card})
         return

@@ -55,5 +55,5 @@ def draw_compared(compared: Sequence[Compared], path: Path) -> None:
         axes.plot([100 * gain.relative], [row], "o", color=color)
     axes.axvline(0.0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(known)), [name for name, _ in known])
-    axes.set_xlabel("fewer bits than the best single expert, test documents, % (95 % interval)")
+    axes.set_xlabel("gain over the best single expert, %, with 95 % interval")
     write(figure, path)

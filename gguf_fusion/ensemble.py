@@ -242,7 +242,7 @@ class Ensemble:
         chat: bool | None = None,
         progress: PrefillProgress | None = None,
         weights: Weights | None = None,
-        strategy: str | None = None,
+        strategy: str | Strategy | None = None,
         given: bytes = b"",
         constraint: Constraint | None = None,
         logit_bias: Mapping[int, float] | None = None,
@@ -273,7 +273,7 @@ class Ensemble:
         make, n_bytes = self._prompts(prompt, system, chat)
         text = _Text(
             params=params,
-            strategy=self._strategy if strategy is None else parse(strategy),
+            strategy=self._strategy if strategy is None else parse(strategy) if isinstance(strategy, str) else strategy,
             weights=self.shares(weights),
             given=given,
             constraint=constraint,
@@ -295,7 +295,7 @@ class Ensemble:
         chat: bool | None = None,
         progress: PrefillProgress | None = None,
         weights: Weights | None = None,
-        strategy: str | None = None,
+        strategy: str | Strategy | None = None,
         constraint: Constraint | None = None,
         logit_bias: Mapping[int, float] | None = None,
         **sampling: Unpack[SamplingKeywords],

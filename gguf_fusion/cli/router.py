@@ -1,4 +1,4 @@
-"""``gguf-fusion router``: train a router on your texts, and describe one."""
+"""``gguf-fusion router``: train a router on your texts, refine it by preferences, and describe one."""
 
 from __future__ import annotations
 
@@ -16,22 +16,19 @@ from gguf_fusion.cli._output import ConsoleProgress, note, print_json, print_lin
 from gguf_fusion.cli._registry import registry_option, require_extra
 from gguf_fusion.cli.discover import _traces, _with_domain
 from gguf_fusion.cli.evaluate import _Clock, _members, _read
-from gguf_fusion.cli.refine import refine
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
+from gguf_fusion.ensemble import Ensemble
 from gguf_fusion.errors import UsageError
 from gguf_fusion.evaluate.scorer import Scorer, Settings
 from gguf_fusion.hub.digests import model_digest
 from gguf_fusion.hub.store import sha256_of
-from gguf_fusion.load import Options, load_expert
+from gguf_fusion.load import LoadKeywords, Options, load_expert
 from gguf_fusion.members import members_from, router_member
 
 
 @click.group()
 def router() -> None:
     """A small expert that decides, at each step, which expert speaks (FusionRoute)."""
-
-
-router.add_command(refine)
 
 
 @router.command()
@@ -57,6 +54,7 @@ router.add_command(refine)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--ablation/--no-ablation", default=True, show_default=True, help="Also train with other features.")
 @click.option("--max-bytes", type=int, help="Bytes read of each file.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Folder for a picture of what it was compared with.")
 @click.option("--offline", is_flag=True, help="Use only what is on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @registry_option
@@ -74,6 +72,7 @@ def train(
     seed: int,
     ablation: bool,
     max_bytes: int | None,
+    plot: Path | None,
     offline: bool,
     as_json: bool,
 ) -> None:
@@ -90,6 +89,8 @@ def train(
     from gguf_fusion.router.head import EXTRAS
 
     require_extra("discover", "safetensors")
+    if plot is not None:
+        require_extra("plot", "matplotlib")
     unknown = [name for name in extras if name not in EXTRAS]
     if unknown:
         raise UsageError(f"--extra: expected one of {', '.join(EXTRAS)}, got {unknown[0]!r}")
@@ -158,6 +159,10 @@ def train(
         "seconds": round(time.monotonic() - began, 1),
     }
     replace(learned.head, card=card).save(out)
+    if plot is not None:
+        from gguf_fusion.discover.plot import draw_compared
+
+        draw_compared(learned.compared, plot / "router.png")
     if as_json:
         print_json({"out": str(out), **card})
         return
@@ -173,6 +178,87 @@ def _row(name: str, bpb: float, gain: Any) -> tuple[str, ...]:
         return name, f"{bpb:.4f}", "", ""
     interval = f"{100 * gain.relative_low:+.2f} … {100 * gain.relative_high:+.2f} %"
     return name, f"{bpb:.4f}", f"{100 * gain.relative:+.2f} %", interval
+
+
+@router.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("-e", "--expert", "experts", metavar="REF", multiple=True, help="An expert (repeatable).")
+@click.option("--ensemble", default=DEFAULT_ENSEMBLE, show_default=True, help="An ensemble of the registry.")
+@click.option("--answers", type=click.Path(path_type=Path), default=Path("answers.jsonl"), show_default=True,
+              help="Where answers are kept; those that are there are not asked for again.")  # fmt: skip
+@click.option("--samples", type=click.IntRange(min=0), default=3, show_default=True,
+              help="Answers per prompt and expert besides the greedy one.")  # fmt: skip
+@click.option("--category", help="Only the prompts of one category.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first prompts.")
+@click.option("--max-bytes", type=click.IntRange(min=1), help="Bytes of an answer at most.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("refined.safetensors"), show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the split of the prompts.")
+@click.option("-t", "--threads", type=click.IntRange(min=1), help="Threads for all experts together.")
+@click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@registry_option
+def refine(
+    registry: Registry,
+    file: Path,
+    experts: tuple[str, ...],
+    ensemble: str,
+    answers: Path,
+    samples: int,
+    category: str | None,
+    limit: int | None,
+    max_bytes: int | None,
+    out: Path,
+    seed: int,
+    threads: int | None,
+    offline: bool,
+    as_json: bool,
+) -> None:
+    """Refine a trained router by preferences: answers that pass their checks over answers that do not.
+
+    Every expert and the router answer the prompts of the battery; the answers are kept as they come, so that an
+    interrupted run goes on. Half of the prompts teach lambda (experts and head stay as they are), a quarter says when
+    to stop, a quarter judges. With so few prompts expect a wide interval.
+    """
+    from gguf_fusion.battery import preferences
+    from gguf_fusion.battery.items import items
+    from gguf_fusion.router.head import Head
+
+    head = Head.load(file)
+    found = [replace(item, max_bytes=min(item.max_bytes, max_bytes or item.max_bytes)) for item in items(category)]
+    found = found[:limit]
+    about = {"router": preferences.digest(file), "experts": list(experts) or ensemble, "max_bytes": max_bytes}
+    kept = preferences.Kept(answers, about)
+    given: LoadKeywords = {"router": file, "n_threads": threads, "space": "byte"}
+    with ExitStack() as stack:
+        if experts:
+            loaded = Ensemble.from_files(experts, registry=registry, offline=offline, **given)
+        else:
+            loaded = Ensemble.from_registry(ensemble, registry=registry, offline=offline, **given)
+        stack.enter_context(loaded)
+        try:
+            preferences.sample(loaded, found, samples, kept, note)
+        except KeyboardInterrupt:
+            note(f"{len(kept.results)} answers are kept in {answers}; the same command goes on from there")
+            raise
+        refined = preferences.learn(loaded, head, found, kept, seed, note)
+    card = {**head.card, "preferences": {**refined.as_json(), "seed": seed, "answers": len(kept.results)}}
+    replace(refined.head, card=card).save(out)
+    if as_json:
+        print_json({"out": str(out), **card["preferences"]})
+        return
+    _print_refined(card["preferences"])
+    print_line(f"{out}: lambda {refined.lam_before:.3f} -> {refined.head.lam:.3f}")
+
+
+def _print_refined(facts: dict[str, Any]) -> None:
+    rows = [
+        (what, f"{100 * one['before']:.1f} %", f"{100 * one['after']:.1f} %", f"{100 * one['gain']:+.1f}",
+         f"{100 * one['low']:+.1f} … {100 * one['high']:+.1f}", str(one["n"]))
+        for what, one in (("better answer likelier", facts["ranked"]), ("greedy answers passed", facts["passed"]))
+        if one is not None
+    ]  # fmt: skip
+    print_table(("TEST PROMPTS", "BEFORE", "AFTER", "POINTS", "95 %", "PROMPTS"), rows)
+    print_line()
 
 
 @router.command()
@@ -196,6 +282,9 @@ def show(file: Path, as_json: bool) -> None:
         print_line()
         rows = [(one["name"], f"{one['bpb']:.4f}", _relative(one)) for one in compared]
         print_table(("TEST DOCUMENTS", "BITS/BYTE", "GAIN"), rows)
+    if "preferences" in head.card:
+        print_line()
+        _print_refined(head.card["preferences"])
 
 
 def _relative(one: dict[str, Any]) -> str:

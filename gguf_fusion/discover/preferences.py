@@ -4,10 +4,11 @@ Direct preference optimisation (Rafailov et al., arXiv 2305.18290) of the fused 
 Xiong et al. (arXiv 2601.05106) has it: what the chosen experts say enters as a constant, so preferences move only what
 the router adds::
 
-    −ln σ(β [(ln f(y⁺) − ln f₀(y⁺)) − (ln f(y⁻) − ln f₀(y⁻))]),   f ∝ exp(E) · π_router^λ,   E = Σ ω_i ln π_i fixed
+    −ln σ(β [(ln f(y⁺) − ln f₀(y⁺)) − (ln f(y⁻) − ln f₀(y⁻))]),   f ∝ exp(E) · π_router^λ,
 
-Here the router's own weights are frozen too: of what the router adds, λ is left to learn. The head keeps learning from
-text meanwhile, where text is given: both losses are mixed, and the head takes no part in the preferences.
+E = ln π_I (hard) or Σ ω_i ln π_i (soft), fixed. Here the router's own weights are frozen too: of what the router adds,
+λ is left to learn. The head keeps learning from text meanwhile, where text is given: both losses are mixed, and the
+head takes no part in the preferences.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gguf_fusion.arrays import F64
+from gguf_fusion.arrays import F64, Bool
 from gguf_fusion.discover.head_training import FLOOR, Adam, Examples, Fit, batches, dev_loss, loss_and_gradient
 from gguf_fusion.router.head import Head
 
@@ -43,7 +44,7 @@ class Judged:
     byte by which it is;  loss: mean preference loss against the head before.
     """
 
-    ranked: np.ndarray
+    ranked: Bool
     margins: F64
     loss: float
 
@@ -57,6 +58,8 @@ class Answers:
         self._parts = []
         for one in examples:
             omega = head.weights(np.asarray(one.features, np.float64))
+            if head.hard:
+                omega = np.eye(omega.shape[1])[omega.argmax(axis=1)]
             laws = np.maximum(one.laws.astype(np.float64), FLOOR)
             router = np.maximum(one.router.astype(np.float64), FLOOR)
             self._parts.append((np.einsum("ni,nis->ns", omega, laws), router, one.came))

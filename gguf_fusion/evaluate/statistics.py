@@ -49,8 +49,9 @@ def bootstrap_gain(
 ) -> Gain:
     """Paired bootstrap over documents, stratified by domain, of 1 - Σ ours / Σ theirs and Σ (theirs - ours) / Σ bytes.
 
-    Each resample draws as many documents of every domain as there are; percentile interval. With fewer than two
-    documents there is no interval (NaN).
+    Each resample draws as many documents of every domain as there are; percentile interval. Where a domain has one
+    document only, which would be drawn every time as if it were certain, documents are drawn regardless of domains.
+    With fewer than two documents there is no interval (NaN).
     """
     columns = np.stack([ours, theirs, n_bytes]).astype(np.float64)
     if len(ours) == 0:
@@ -62,6 +63,8 @@ def bootstrap_gain(
         rng = np.random.default_rng(seed)
         drawn = np.zeros((n_resamples, 3))
         groups = np.array(domains if domains is not None else [""] * len(ours))
+        if np.unique(groups, return_counts=True)[1].min() < 2:
+            groups = np.full(len(ours), "")
         for domain in dict.fromkeys(groups.tolist()):
             mine = columns[:, groups == domain]
             n = mine.shape[1]

@@ -84,3 +84,11 @@ def test_calibration() -> None:
     sure = calibration(np.ones(1000), np.arange(1000) % 2 == 0, np.full(1000, 0.5, np.float32))
     assert sure.ece == pytest.approx(0.5)
     assert (sure.accuracy, sure.brier) == (0.5, 0.5)
+
+
+def test_a_lone_document_of_a_domain_is_not_taken_for_certain():
+    """With one document per domain the interval is as wide as that of the documents regardless of domains."""
+    ours, theirs, sizes = np.array([90.0, 100.0, 95.0]), np.full(3, 100.0), np.full(3, 50.0)
+    lone = bootstrap_gain(ours, theirs, sizes, ["a", "b", "c"])
+    assert lone == bootstrap_gain(ours, theirs, sizes)
+    assert lone.relative_low < lone.relative < lone.relative_high

@@ -12,6 +12,7 @@ import pytest
 
 from gguf_fusion import Ensemble
 from gguf_fusion.ahead import Draft
+from gguf_fusion.experts.byte_law import SegmentedLaw
 from gguf_fusion.experts.table import TableExpert
 from gguf_fusion.records import END
 from gguf_fusion.reply import Reply
@@ -51,12 +52,14 @@ def sharp(seed: int, sharpness: float) -> Callable[[bytes], np.ndarray]:
     return lambda text: law(text[-4:])
 
 
+VOCABULARIES = (NESTED, SINGLE, byte_vocabulary())
+LAWS = [cache(SegmentedLaw(vocabulary, sharp(seed, 0.1))) for seed, vocabulary in enumerate(VOCABULARIES)]
+
+
 def ensemble(weights: list[float] | None = None, **options: Any) -> Ensemble:
-    experts = [
-        TableExpert.from_byte_law(vocabulary, sharp(seed, 0.1), name=f"e{seed}")
-        for seed, vocabulary in enumerate((NESTED, SINGLE, byte_vocabulary()))
-    ]
-    return Ensemble.from_experts(experts, weights=weights, **options)
+    """Three vocabularies, three laws; rows are computed once for all ensembles."""
+    experts = [TableExpert(v, law, name=f"e{i}") for i, (v, law) in enumerate(zip(VOCABULARIES, LAWS, strict=True))]
+    return Ensemble.from_experts(experts, weights=weights, lanes="serial", **options)
 
 
 def written(reply: Reply) -> tuple[bytes, str | None]:

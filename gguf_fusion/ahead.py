@@ -5,8 +5,9 @@ bit-identical rows (``batches.BatchFacts.exact``). So a row that was computed ea
 computed later: ``AheadExpert`` stands between a predictor and its expert, evaluates some tokens more than it was asked
 for, keeps their rows, and hands them out when the predictor asks. The predictor does not notice.
 
-What comes next is known where an expert lags behind the text (lazy experts), and guessed from the last place where the
-same bytes were seen, in the prompt, in the text so far, or in the text before this one.
+What comes next is known where an expert lags behind the text (lazy experts), else it is guessed: the fastest expert
+goes on by itself while it is sure, decoding what it will have to decode anyway if it is right; where it is not sure,
+from the last place where the same bytes were seen, in the prompt, in the text so far, or in the text before this one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gguf_fusion.arrays import F32, I32
 from gguf_fusion.batches import SINGLE, BatchFacts
 from gguf_fusion.cover.canonical import complete_length
 from gguf_fusion.experts.base import Expert, Progress
-from gguf_fusion.vocabulary import Vocabulary
+from gguf_fusion.vocabulary import Kind, Vocabulary
 
 LEVELS = ("off", "exact", "law")
 
@@ -34,6 +35,15 @@ _CONTEXT_BYTES = 12
 _GUESS_BYTES = 48
 _LEAST_GAIN = 0.05
 """Tokens that a batch must save at least."""
+
+_MOST_DRAFTED = 3
+"""Tokens that the fastest expert goes on by itself."""
+
+_SURE = 0.6
+"""Probability of a token that it must have for that."""
+
+_LEAST_RATE = 0.5
+"""Share of such tokens that must have been right lately."""
 
 _STEP = 0.1
 _RECOVERY = 0.01
@@ -51,12 +61,13 @@ class Draft:
         self._last: dict[bytes, int] = {}
         """Last place after each run of ``_CONTEXT_BYTES``."""
         self._guess: tuple[int, bytes] = (-1, b"")
+        self._proposed: tuple[int, bytes] = (0, b"")
 
     def begin(self, prompt: bytes, *, fresh: bool) -> None:
         """A new text after ``prompt``. Unless ``fresh``, guesses come from the text before it, too."""
         before = b"" if fresh else bytes(self._corpus[-4096:])
         self.text = bytearray()
-        self._corpus, self._last, self._guess = bytearray(), {}, (-1, b"")
+        self._corpus, self._last, self._guess, self._proposed = bytearray(), {}, (-1, b""), (0, b"")
         for byte in before + prompt:
             self._add(byte)
 
@@ -66,11 +77,19 @@ class Draft:
         for byte in data:
             self._add(byte)
 
+    def propose(self, text: bytes) -> None:
+        """What an expert would write next."""
+        self._proposed = len(self._corpus), text
+        self._guess = (-1, b"")
+
     def guess(self) -> bytes:
         """What may follow the text; empty where nothing like it was seen."""
         if not self.guessing:
             return b""
         here = len(self._corpus)
+        since, proposed = self._proposed
+        if here - since < len(proposed) and self._corpus[since:] == proposed[: here - since]:
+            return proposed[here - since :]
         if self._guess[0] != here:
             place = self._last.get(bytes(self._corpus[-_CONTEXT_BYTES:]), here)
             self._guess = here, bytes(self._corpus[place : place + _GUESS_BYTES])
@@ -105,6 +124,7 @@ class AheadExpert:
         self.facts = facts
         self.level = "off"
         self.known = False
+        self.drafts = False
         self.n_ahead = 0
         """Rows computed before they were asked for."""
         self.n_used = 0
@@ -153,15 +173,15 @@ class AheadExpert:
     def tokenize_template(self, text: bytes) -> I32:
         return self.inside.tokenize_template(text)
 
-    def begin(self, n_prompt: int, tail: bytes, level: str, *, known: bool) -> None:
+    def begin(self, n_prompt: int, tail: bytes, level: str, *, known: bool, drafts: bool) -> None:
         """A text begins with ``n_prompt`` tokens of prompt and a tail of bytes.
 
         ``level``: one of ``LEVELS``, for what is guessed; ``known``: whether the text may be ahead of the predictor,
-        so that its tokens are read in one batch.
+        so that its tokens are read in one batch; ``drafts``: whether it goes on by itself, for the others to follow.
         """
         self._settle()
         self._base, self._tail = n_prompt, tail
-        self.level, self.known = level, known
+        self.level, self.known, self.drafts = level, known, drafts
 
     def evaluate(self, path: I32, n_rows: int = 1, *, branch: bool = False, progress: Progress | None = None) -> F32:
         """See ``experts.base.Expert.evaluate``; the row may have been computed before."""
@@ -182,6 +202,9 @@ class AheadExpert:
         if not len(more):
             rows = self.inside.evaluate(path, progress=progress)
             self._resident = path.copy()
+            if self.drafts:
+                rows = rows.copy()
+                self._go_on(path, rows[0])
             return rows
         longer = np.concatenate([path, more])
         rows = self.inside.evaluate(longer, len(more) + 1, progress=progress)
@@ -224,8 +247,7 @@ class AheadExpert:
         room = min(largest - n_due, self.max_rows - 1, self.n_ctx - len(path))
         if room < 1 or getattr(getattr(self.inside, "settings", None), "hidden", False):
             return nothing
-        starts = self.vocabulary.piece_start
-        at = int((starts[path[self._base :] + 1] - starts[path[self._base :]]).sum())
+        at = self._end_of(path)
         known = (self._tail + bytes(self._draft.text))[at:] if self.known or self.level != "off" else b""
         sure = len(known) > 0 and self.known
         text = known + (self._draft.guess() if self.level != "off" else b"")
@@ -241,6 +263,37 @@ class AheadExpert:
         if len(ids):
             self._tried = len(ids), 0, rate
         return ids
+
+    def _end_of(self, path: I32) -> int:
+        """Bytes from the end of the prompt's tokens to the end of ``path``."""
+        starts, ids = self.vocabulary.piece_start, path[self._base :]
+        return int((starts[ids + 1] - starts[ids]).sum())
+
+    def _go_on(self, path: I32, row: F32) -> None:
+        """Decode the most probable tokens after ``path`` while they are sure, and propose their text."""
+        if self._end_of(path) != len(self._tail) + len(self._draft.text):
+            return
+        if self._guessed.value < _LEAST_RATE:
+            self._guessed.recover()
+            return
+        pieces: list[bytes] = []
+        n = 0
+        while True:
+            token = int(row.argmax())
+            sure = float(np.exp(row - row[token]).sum()) < 1.0 / _SURE
+            if not sure or self.vocabulary.kinds[token] != Kind.TEXT:
+                break
+            pieces.append(self.vocabulary.piece(token))
+            if n == _MOST_DRAFTED or len(path) >= self.n_ctx:
+                break
+            path = np.append(path, np.int32(token))
+            row = self.inside.evaluate(path)[0].copy()
+            self._resident = path
+            self._rows[path.tobytes()] = row
+            n += 1
+        self.n_ahead += n
+        self._tried = n, 0, self._guessed
+        self._draft.propose(b"".join(pieces))
 
     def _worth(self, rate: float, n_due: int, room: int) -> int:
         """How many tokens ahead save most, each being asked for with probability ``rate`` if the one before was."""

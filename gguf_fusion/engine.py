@@ -253,7 +253,7 @@ class Engine:
         self._lazy_steps = 0
         self._rows_before = sum(e.n_ahead for e in self._ahead), sum(e.n_used for e in self._ahead)
         costs = [p.expert.decode_s / max(1, p.expert.n_decoded) for p in self.predictors]
-        self._slowest = int(np.argmax(costs))
+        self._slowest, self._fastest = int(np.argmax(costs)), int(np.argmin(costs))
         self._was = self._counters()
 
     def _fuse(self) -> Fused:
@@ -300,10 +300,12 @@ class Engine:
             self._draft.begin(first.vocabulary.text(prompts[0].ids) + prompts[0].tail, fresh=fresh)
         else:
             self._draft.begin(b"", fresh=True)
-        for predictor, prompt in zip(self.predictors, prompts, strict=True):
+        for i, (predictor, prompt) in enumerate(zip(self.predictors, prompts, strict=True)):
             if isinstance(predictor.expert, AheadExpert):
+                # Which one is fastest may differ from run to run, which must not be seen in the text.
+                drafts = self.prefetch == "exact" and i == self._fastest
                 whole = prompt if self.space.vocabulary is None else closed(predictor.expert, prompt)
-                predictor.expert.begin(len(whole.ids), whole.tail, self.prefetch, known=self.lazy)
+                predictor.expert.begin(len(whole.ids), whole.tail, self.prefetch, known=self.lazy, drafts=drafts)
 
     def _without_slowest(self, sampler: Sampler) -> Step | None:
         """Draw a symbol without the slowest expert, if it has something to decode and cannot change the symbol."""

@@ -12,6 +12,8 @@ import pytest
 
 from gguf_fusion import Ensemble
 from gguf_fusion.ahead import Draft
+from gguf_fusion.errors import UsageError
+from gguf_fusion.experts.byte_law import SegmentedLaw
 from gguf_fusion.experts.table import TableExpert
 from gguf_fusion.records import END
 from gguf_fusion.reply import Reply
@@ -51,12 +53,14 @@ def sharp(seed: int, sharpness: float) -> Callable[[bytes], np.ndarray]:
     return lambda text: law(text[-4:])
 
 
+VOCABULARIES = (NESTED, SINGLE, byte_vocabulary())
+LAWS = [cache(SegmentedLaw(vocabulary, sharp(seed, 0.1))) for seed, vocabulary in enumerate(VOCABULARIES)]
+
+
 def ensemble(weights: list[float] | None = None, **options: Any) -> Ensemble:
-    experts = [
-        TableExpert.from_byte_law(vocabulary, sharp(seed, 0.1), name=f"e{seed}")
-        for seed, vocabulary in enumerate((NESTED, SINGLE, byte_vocabulary()))
-    ]
-    return Ensemble.from_experts(experts, weights=weights, **options)
+    """Three vocabularies, three laws; rows are computed once for all ensembles."""
+    experts = [TableExpert(v, law, name=f"e{i}") for i, (v, law) in enumerate(zip(VOCABULARIES, LAWS, strict=True))]
+    return Ensemble.from_experts(experts, weights=weights, lanes="serial", **options)
 
 
 def written(reply: Reply) -> tuple[bytes, str | None]:
@@ -130,3 +134,30 @@ def test_other_texts_are_forgotten_unless_they_may_be_reused() -> None:
         draft.begin(b"the quick brown fox jumps. ", fresh=True)
         draft.begin(b"so the quick bro", fresh=fresh)
         assert bool(draft.guess()) is not fresh
+
+
+@pytest.mark.model
+def test_prefetch_is_exact_on_real_experts() -> None:
+    """With the attention kernels under which batches are exact, reading ahead gives the same bytes in fewer calls."""
+    prompts = ("def word_counts(path):\n", "one two three four, one two three four, one two")
+    options: dict[str, Any] = {"n_threads": 1, "n_ctx": 1024, "lanes": "serial", "offline": True, "flash_attn": True}
+    saved = 0
+    with Ensemble.from_registry("pocket", prefetch="exact", lazy=True, **options) as loaded:
+        for i, prompt in enumerate(prompts):
+            for strategy in STRATEGIES[::3]:
+                settings: dict[str, Any] = {"strategy": strategy, "seed": i, "max_bytes": 40, "temperature": 0.8 * i}
+                loaded.read_ahead(lazy=False, prefetch="off")
+                expected = written(loaded.generate(prompt, **settings))
+                loaded.read_ahead(lazy=True, prefetch="exact")
+                reply = loaded.generate(prompt, **settings)
+                assert written(reply) == expected
+                saved += reply.timings.rows_saved
+    assert saved > 0
+
+
+def test_a_level_that_does_not_exist_is_refused() -> None:
+    """At load and afterwards, with the levels that exist."""
+    with pytest.raises(UsageError, match="off, exact, law"):
+        ensemble(prefetch="exat")
+    with ensemble() as loaded, pytest.raises(UsageError, match="exact"):
+        loaded.read_ahead(lazy=False, prefetch="exat")

@@ -46,7 +46,7 @@ def decided(sampler: Sampler, low: F64, slack: float) -> int | None:
         return None
     sure = low * factors
     more = slack * float(factors.max())
-    if sampler.params.temperature == 0.0:
+    if sampler.params.greedy:
         return _leader(sure, factors, slack)
     return _interval(sure, more, 1.0 / sampler.params.temperature, sampler.params.min_p, sampler.peek())
 

@@ -23,12 +23,15 @@ _NGRAM = 4
 """Bytes of context that make a repetition: single bytes repeat in every honest text."""
 
 
+_COLDEST = 1e-6
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How one text is drawn; every value is checked, SamplingError says interval and value."""
 
     temperature: float = 0.8
-    """0 takes the most probable symbol and ignores the seed."""
+    """0 (or less than a millionth, which is the same) takes the most probable symbol and ignores the seed."""
     top_k: int = 0
     """0 = off."""
     top_p: float = 1.0
@@ -66,6 +69,11 @@ class SamplingParams:
         is_number = isinstance(value, types) and not isinstance(value, bool)
         if not is_number or not low <= float(value) <= high:  # NaN lies in no interval
             raise SamplingError(f"{name}: expected {kind} in [{low:g}, {high:g}], got {value!r}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable symbol is taken: a smaller temperature would only overflow."""
+        return self.temperature < _COLDEST
 
     def seeded(self) -> SamplingParams:
         """The same parameters with a seed: the given one, or a fresh one to print."""
@@ -151,7 +159,7 @@ class Sampler:
         top = float(logs.max())
         if top == -np.inf:
             raise SamplingError("expected a law with mass on an allowed symbol, got none; loosen the mask or the pool")
-        if self.params.temperature == 0.0:
+        if self.params.greedy:
             return int(np.argmax(logs))
         return self._pick(truncated(np.exp((logs - top) / self.params.temperature), self.params))
 

@@ -132,9 +132,13 @@ def read_answer(ensemble: Ensemble, head: Head, item: Item, text: str) -> Exampl
     )  # fmt: skip
 
 
-def learn(ensemble: Ensemble, head: Head, found: Sequence[Item], kept: Kept, seed: int, tell: Tell) -> Refined:
+def learn(
+    ensemble: Ensemble, head: Head, found: Sequence[Item], kept: Kept, seed: int, tell: Tell,
+    text: tuple[Examples, Examples] | None = None,
+) -> Refined:  # fmt: skip
     """Pair the kept answers, refine the head on the pairs of fit, stop on those of select, judge on test, once.
 
+    ``text``: bytes of ordinary text that the head learns from (fit, select).
     Raises UsageError where fit or select has no pair: then no prompt was answered both rightly and wrongly.
     """
     by_id = {item.id: item for item in found}
@@ -155,7 +159,7 @@ def learn(ensemble: Ensemble, head: Head, found: Sequence[Item], kept: Kept, see
         tell(f"reading answer {n + 1} of {len(used)}: {results[k].item}, {results[k].who}")
         examples.append(read_answer(ensemble, head, by_id[results[k].item], results[k].answer or ""))
     answered = Answers(examples, head)
-    better = refine(head, answered, of["fit"], of["select"], seed=seed)
+    better = refine(head, answered, of["fit"], of["select"], text, seed=seed)
     loss = ranked = None
     if of["test"]:
         before, after = (answered.judged(lam, of["test"]) for lam in (head.lam, better.lam))

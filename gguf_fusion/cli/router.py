@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,16 +13,17 @@ import click
 from gguf_fusion import __version__, hub
 from gguf_fusion.cli._output import ConsoleProgress, note, print_json, print_line, print_pairs, print_table
 from gguf_fusion.cli._registry import registry_option, require_extra
-from gguf_fusion.cli.discover import _traces, _with_domain
-from gguf_fusion.cli.evaluate import _Clock, _members, _read
+from gguf_fusion.cli._texts import read_texts
+from gguf_fusion.cli.discover import _with_domain
+from gguf_fusion.cli.evaluate import _members, _read
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
 from gguf_fusion.ensemble import Ensemble
 from gguf_fusion.errors import UsageError
-from gguf_fusion.evaluate.scorer import Scorer, Settings
+from gguf_fusion.evaluate.score import Document
 from gguf_fusion.hub.digests import model_digest
 from gguf_fusion.hub.store import sha256_of
-from gguf_fusion.load import LoadKeywords, Options, load_expert
-from gguf_fusion.members import members_from, router_member
+from gguf_fusion.load import LoadKeywords
+from gguf_fusion.members import members_from, router_member, with_router
 
 
 @click.group()
@@ -83,9 +83,7 @@ def train(
     numbers) is trained and written, with a card that says how it did.
     """
     from gguf_fusion.discover import corpus
-    from gguf_fusion.discover.hidden import cached_states
     from gguf_fusion.discover.routing import learn
-    from gguf_fusion.experts.llama import LlamaExpert
     from gguf_fusion.router.head import EXTRAS
 
     require_extra("discover", "safetensors")
@@ -116,33 +114,13 @@ def train(
     at = names.index(chosen.spec.name)
     began = time.monotonic()
     splits = corpus.split_documents([(d.name, d.domain, d.text) for d in documents], seed)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gguf-fusion-")))
-        scorer = stack.enter_context(Scorer.of_members(members, paths, Options(), Settings()))
-        waiting = sum(len(d.text) for d in documents if not scorer.is_cached(d.text))
-        with _Clock(waiting) as clock:
-            traced = corpus.gather(
-                _traces(scorer, documents, clock), splits, sum(len(d.text) for d in documents), folder
-            )
-        scorer.close()
-        digest = model_digest(paths[at])
-        loaded: list[LlamaExpert] = []
-
-        def load() -> LlamaExpert:
-            if not loaded:
-                expert = load_expert(chosen.spec, paths[at], Options(), max_rows=32, hidden=True)
-                loaded.append(stack.enter_context(expert))
-            return loaded[0]
-
-        note("reading the router's hidden states")
-        reads_as = digest if adapter is None else f"{digest}+{adapter['sha256']}"
-        states = {d.name: cached_states(load, reads_as, d.text) for d in documents if d.text}
+    with read_texts(documents, splits, members, paths, at, adapter) as (traced, states):
         learned = learn(
             traced,
             states,
             mine,
             names[at],
-            digest,
+            model_digest(paths[at]),
             extras=extras,
             ablation=ablation,
             seed=seed,
@@ -184,6 +162,8 @@ def _row(name: str, bpb: float, gain: Any) -> tuple[str, ...]:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("-e", "--expert", "experts", metavar="REF", multiple=True, help="An expert (repeatable).")
 @click.option("--ensemble", default=DEFAULT_ENSEMBLE, show_default=True, help="An ensemble of the registry.")
+@click.option("--data", "data", multiple=True, type=click.Path(path_type=Path),
+              help="Ordinary text that the head goes on learning from (repeatable).")  # fmt: skip
 @click.option("--answers", type=click.Path(path_type=Path), default=Path("answers.jsonl"), show_default=True,
               help="Where answers are kept; those that are there are not asked for again.")  # fmt: skip
 @click.option("--samples", type=click.IntRange(min=0), default=3, show_default=True,
@@ -202,6 +182,7 @@ def refine(
     file: Path,
     experts: tuple[str, ...],
     ensemble: str,
+    data: tuple[Path, ...],
     answers: Path,
     samples: int,
     category: str | None,
@@ -216,8 +197,9 @@ def refine(
     """Refine a trained router by preferences: answers that pass their checks over answers that do not.
 
     Every expert and the router answer the prompts of the battery; the answers are kept as they come, so that an
-    interrupted run goes on. Half of the prompts teach lambda (experts and head stay as they are), a quarter says when
-    to stop, a quarter judges. With so few prompts expect a wide interval.
+    interrupted run goes on. Half of the prompts teach lambda, a quarter says when to stop, a quarter judges. The
+    experts stay as they are; the head learns from --data only, as the paper has it. With so few prompts expect a wide
+    interval.
     """
     from gguf_fusion.battery import preferences
     from gguf_fusion.battery.items import items
@@ -228,6 +210,8 @@ def refine(
     found = found[:limit]
     about = {"router": preferences.digest(file), "experts": list(experts) or ensemble, "max_bytes": max_bytes}
     kept = preferences.Kept(answers, about)
+    documents = [_with_domain(_read(text, None)) for text in data]
+    text = _text(registry, head, experts, ensemble, documents, seed, offline=offline) if documents else None
     given: LoadKeywords = {"router": file, "n_threads": threads, "space": "byte"}
     with ExitStack() as stack:
         if experts:
@@ -240,7 +224,7 @@ def refine(
         except KeyboardInterrupt:
             note(f"{len(kept.results)} answers are kept in {answers}; the same command goes on from there")
             raise
-        refined = preferences.learn(loaded, head, found, kept, seed, note)
+        refined = preferences.learn(loaded, head, found, kept, seed, note, text)
     card = {**head.card, "preferences": {**refined.as_json(), "seed": seed, "answers": len(kept.results)}}
     replace(refined.head, card=card).save(out)
     if as_json:
@@ -248,6 +232,29 @@ def refine(
         return
     _print_refined(card["preferences"])
     print_line(f"{out}: lambda {refined.lam_before:.3f} -> {refined.head.lam:.3f}")
+
+
+def _text(
+    registry: Registry, head: Any, experts: tuple[str, ...], ensemble: str, documents: list[Document], seed: int, *,
+    offline: bool,
+) -> Any:  # fmt: skip
+    """(fit, select): what the head learns from besides preferences, see ``discover.preferences.refine``."""
+    from gguf_fusion.discover.corpus import split_documents
+    from gguf_fusion.discover.hidden import examples
+
+    found, _, _ = _members(registry, experts, ensemble)
+    members = with_router([m for m in found if m.weight > 0.0], head, registry)
+    paths = [hub.pull(m.ref, registry, progress=ConsoleProgress(), offline=offline)[0] for m in members]
+    at = [m.spec.name for m in members].index(head.router)
+    splits = split_documents([(d.name, d.domain, d.text) for d in documents], seed)
+    with read_texts(documents, splits, members, paths, at, head.card.get("lora")) as (traced, states):
+        mine, own = [traced.names.index(name) for name in head.experts], traced.names.index(head.router)
+        parts = [traced.of(split) for split in ("fit", "select")]
+        if not all(parts):
+            raise UsageError("--data: expected at least four documents per domain, so that some can be held out")
+        return tuple(
+            examples(traced, part, [states[doc.name] for doc in part], mine, own, head.extras)[0] for part in parts
+        )
 
 
 def _print_refined(facts: dict[str, Any]) -> None:

@@ -37,6 +37,11 @@ def percent(value: float) -> str:
     return f"{100 * value:+.1f} %"
 
 
+def megabytes(value: float) -> str:
+    """Bytes in millions."""
+    return f"{value / 1e6:.0f}"
+
+
 def number(value: object) -> str:
     """Three digits for fractions, everything else as it is."""
     return f"{value:.3g}" if isinstance(value, float) else str(value).replace("|", "/")
@@ -126,13 +131,23 @@ TABLES = {
         identity=("expert", "n_ctx"),
         by={"expert": "expert", "n_ctx": "context"},
         means={
-            "predicted_bytes": ("predicted, MB", lambda value: f"{value / 1e6:.0f}"),
-            "measured_bytes": ("measured, MB", lambda value: f"{value / 1e6:.0f}"),
+            "predicted_bytes": ("predicted, MB", megabytes),
+            "measured_bytes": ("measured, MB", megabytes),
             "error": ("error", percent),
         },
     ),
+    "run_memory": Table(
+        identity=("prompt",),
+        by={"prompt": "read"},
+        means={
+            "files_bytes": ("files, MB", megabytes),
+            "kv_bytes": ("caches, MB", megabytes),
+            "beside_bytes": ("everything else, MB", megabytes),
+            "peak_bytes": ("peak, MB", megabytes),
+        },
+    ),
     "bridges": Table(
-        identity=("domain",),
+        identity=("domain", "document"),
         unfold="bridges",
         by={"bridge": "bridge", "strategy": "strategy"},
         means={

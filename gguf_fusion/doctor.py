@@ -26,12 +26,13 @@ _PROBE_SECONDS = 120
 
 _IMPORT = """
 import json
-from gguf_fusion.experts import native
+from gguf_fusion.experts import native, native_devices
 native.start()
 print(json.dumps({
-    "system_info": native.system_info(), "offload": native.supports_gpu_offload(),
+    "system_info": native.system_info(), "offload": native_devices.supports_gpu_offload(),
+    "rpc": native_devices.supports_rpc(), "built_from": native_devices.commit(),
     "devices": [{"name": d.name, "description": d.description, "kind": d.kind.value, "free_bytes": d.free_bytes,
-                 "total_bytes": d.total_bytes} for d in native.devices()],
+                 "total_bytes": d.total_bytes} for d in native_devices.devices()],
 }))
 """
 
@@ -124,8 +125,9 @@ def examine(model: Path | None, *, offline: bool = False) -> tuple[list[Check], 
     if native.answer is None:
         checks.append(Check("llama.cpp", "fail", native.problem))
     else:
-        checks.append(Check("llama.cpp", "ok", native.answer["system_info"]))
+        checks.append(Check("llama.cpp", "ok", f"{native.answer['built_from']}; {native.answer['system_info']}"))
         checks.append(_offload(native.answer))
+        checks.append(_rpc(native.answer))
         checks.append(_decode(model, facts))
     kernels = run_probe(_KERNELS)
     right = kernels.answer is not None and kernels.answer["right"]
@@ -157,6 +159,16 @@ def _offload(answer: Mapping[str, Any]) -> Check:
         "offload", "ok",
         "built for the CPU only, layers cannot go to a GPU; for NVIDIA cards: CMAKE_ARGS=-DGGML_CUDA=on pip install "
         "--force-reinstall --no-cache-dir llama-cpp-python",
+    )  # fmt: skip
+
+
+def _rpc(answer: Mapping[str, Any]) -> Check:
+    if answer["rpc"]:
+        return Check("rpc", "ok", "experts can lie on other machines (gguf-fusion worker there, --rpc HOST:PORT here)")
+    return Check(
+        "rpc", "ok",
+        "built without: experts stay on this machine. To use others: CMAKE_ARGS=-DGGML_RPC=on pip install "
+        "--force-reinstall --no-deps --no-cache-dir llama-cpp-python",
     )  # fmt: skip
 
 

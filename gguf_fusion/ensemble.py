@@ -23,16 +23,8 @@ from gguf_fusion.errors import ClosedError, UsageError
 from gguf_fusion.experts.base import Expert
 from gguf_fusion.expressions import parse
 from gguf_fusion.lanes import ThreadedExpert
-from gguf_fusion.load import (
-    Loaded,
-    LoadKeywords,
-    assemble,
-    checked_weights,
-    load,
-    load_options,
-    members_from,
-    members_of,
-)
+from gguf_fusion.load import Loaded, LoadKeywords, assemble, load, load_options
+from gguf_fusion.members import checked_weights, members_from, members_of
 from gguf_fusion.pieces import PieceView
 from gguf_fusion.records import Step, Timings, Usage
 from gguf_fusion.reply import Reply, ReplyState, Steps
@@ -94,7 +86,8 @@ class Ensemble:
         self._strategy = loaded.engine.strategy
         self._weights = loaded.engine.weights
         self._defaults = dict(sampling or {})
-        self._plain_chat = plain_chat
+        self.plain_chat = plain_chat
+        """The format of experts without a template of their own (see ``chat.chat_prompt``); None = the plain one."""
         self._turns = Turns()
         self._stepping = threading.Lock()
         self._closed = False
@@ -125,6 +118,8 @@ class Ensemble:
             checked,
             strategy=checked.strategy or (None if checked.router else spec.strategy),
             epsilon=spec.epsilon if checked.epsilon is None else checked.epsilon,
+            fewer_layers=spec.fewer_layers if checked.fewer_layers is None else checked.fewer_layers,
+            vram_margin=spec.vram_margin if checked.vram_margin is None else checked.vram_margin,
         )
         sampling_params(spec.sampling)
         members = members_of(spec, registry, weights)
@@ -348,7 +343,7 @@ class Ensemble:
         messages = as_messages(prompt, system)
         pairs = list(zip(experts, self._loaded.templates, strict=True))
         n_bytes = sum(len(utf8(message["content"])) for message in messages)
-        plain = self._plain_chat
+        plain = self.plain_chat
         return lambda: [chat_prompt(expert, template, messages, plain) for expert, template in pairs], n_bytes
 
     def _steps(

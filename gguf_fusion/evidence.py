@@ -119,7 +119,7 @@ class Evidence(WeightRule):
         elif self.members.n_symbols != N_BYTES:
             resets = np.ones(len(came), np.bool_)
         else:
-            resets = np.isin(came, _SEPARATORS)
+            resets = np.isin(came, SEPARATORS)
         out = np.empty(values.shape)
         evidence_weights(
             values, resets, self._credit, self._log_base, eta=self._eta, gamma=self._gamma, alpha=self._alpha, out=out
@@ -130,7 +130,7 @@ class Evidence(WeightRule):
         """White space and ASCII punctuation; a token of a shared vocabulary is a word of its own."""
         if self.members.n_symbols != N_BYTES:
             return True
-        return symbol in _SEPARATORS
+        return symbol in SEPARATORS
 
     def state(self) -> Any:
         return self._credit.copy()
@@ -139,7 +139,8 @@ class Evidence(WeightRule):
         self._credit = state.copy()
 
 
-_SEPARATORS = tuple(b" \t\n\r\v\f!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+SEPARATORS = tuple(b" \t\n\r\v\f!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+"""Bytes that are no part of a word: white space and ASCII punctuation."""
 
 
 @rule(

@@ -138,7 +138,7 @@ def choose(
         elif mode == "lanes" or calibrate:
             for expert in experts:
                 expert.set_threads(1)
-            plan = lane_plan({expert.name: _seconds_per_token(expert) for expert in experts}, cores)
+            plan = lane_plan({expert.name: seconds_per_token(expert) for expert in experts}, cores)
             if mode == "auto":
                 plan = _faster(_measured(plan, experts), _measured(serial, experts))
                 _remember(identity, plan, cores)
@@ -214,15 +214,17 @@ def _measured(plan: LanePlan, experts: Sequence[ThreadedExpert]) -> LanePlan:
     return LanePlan(lanes=plan.lanes, threads=plan.threads, seconds=seconds)
 
 
-def _seconds_per_token(expert: ThreadedExpert) -> float:
-    """Seconds that one token takes with the threads it has now."""
+def seconds_per_token(expert: ThreadedExpert) -> float:
+    """Seconds that one token takes with the threads it has now: the shortest, since other programs only add to it."""
     counters = expert.n_decoded, expert.decode_s
     _decode(expert, 0, _WARM_TOKENS)
-    began = time.perf_counter()
-    _decode(expert, _WARM_TOKENS, _TIMED_TOKENS)
-    seconds = (time.perf_counter() - began) / _TIMED_TOKENS
+    seconds = []
+    for i in range(_TIMED_TOKENS):
+        began = time.perf_counter()
+        _decode(expert, _WARM_TOKENS + i, 1)
+        seconds.append(time.perf_counter() - began)
     expert.n_decoded, expert.decode_s = counters
-    return seconds
+    return min(seconds)
 
 
 def _decode(expert: ThreadedExpert, first: int, n: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,17 +12,18 @@ from typing import Any, Protocol, TypedDict, cast
 
 import numpy as np
 
-from gguf_fusion import gguf_info, hub
+from gguf_fusion import calibration, gguf_info, hub
 from gguf_fusion.ahead import LEVELS, AheadExpert, Draft
 from gguf_fusion.batches import batch_facts
 from gguf_fusion.bridge.store import cached_byte_tables
 from gguf_fusion.bridge.tables import ByteTables, byte_tables
 from gguf_fusion.chat import NO_TEMPLATE, Reader, special_texts
 from gguf_fusion.chat_template import ChatTemplate
-from gguf_fusion.config import EnsembleSpec, ExpertSpec, Registry, check_known, nearest
+from gguf_fusion.config import ExpertSpec, Registry, check_known, nearest
 from gguf_fusion.cover.base import Predictor, Prompt
 from gguf_fusion.cover.direct import TokenCursor
 from gguf_fusion.cover.tree import DEFAULT_EPSILON, EXACT_EPSILON, CoverTree
+from gguf_fusion.devices import usable_cores
 from gguf_fusion.engine import Engine, SymbolSpace
 from gguf_fusion.errors import ConfigError, LoadError, ModelFileError, UsageError
 from gguf_fusion.experts.base import Expert
@@ -31,8 +31,11 @@ from gguf_fusion.experts.llama import LlamaExpert
 from gguf_fusion.experts.table import TableExpert
 from gguf_fusion.expressions import DEFAULT as DEFAULT_STRATEGY
 from gguf_fusion.expressions import parse
-from gguf_fusion.hub.digests import model_digest
 from gguf_fusion.lanes import Lanes, ThreadedExpert, choose
+from gguf_fusion.mapped import give_back_code, give_back_lookups
+from gguf_fusion.members import Member, check_router, checked_weights, with_router, with_templates
+from gguf_fusion.placement import Placement
+from gguf_fusion.plan.planner import GPU_MARGIN
 from gguf_fusion.router.fuser import Routed
 from gguf_fusion.router.head import Head
 from gguf_fusion.strategy import Strategy
@@ -49,16 +52,10 @@ _NAMED_TOKENS = {
 }
 """What templates call a token -> the middle of its key in a GGUF file."""
 
+_COMPILER = "libllvmlite"
+"""Its library maps more than 100 MB of code, none of which runs once all kernels are there."""
+
 SPACES = ("auto", "byte", "token")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """One expert of an ensemble to be: its specification, the reference it is fetched by, and its weight."""
-
-    spec: ExpertSpec
-    ref: str
-    weight: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +68,13 @@ class Options:
     lanes    : ``auto``, ``serial`` or ``lanes``
     chat_templates : Jinja files by expert, or "none" for a base model that reads plain text
     router   : a trained router (``gguf-fusion router train``); it takes the place of a strategy
-    calibrate: whether lanes and batches may be measured at the first load of these files
+    calibrate: whether speeds, lanes and batches may be measured at the first load of these files
     lazy     : draw a symbol without the slowest expert where it cannot change it, see ``lazy``
     prefetch : read guessed text in batches: ``exact`` where rows stay the same bit for bit, ``law`` in larger ones
     flash_attn : None leaves it to ``experts.settings.flash``; True makes rows of batches exact on more CPUs
+    rpc      : workers (``host:port``) that hold the layers, by expert; under "" those of all others
+    fewer_layers : load with fewer layers on a card where there is less memory than planned, or loading fails
+    vram_margin  : share of a card's free memory that is left free
     """
 
     strategy: str | None = None
@@ -82,6 +82,11 @@ class Options:
     n_ctx: int | None = None
     n_threads: int | None = None
     n_gpu_layers: int | None = None
+    type_k: str | None = None
+    type_v: str | None = None
+    rpc: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    fewer_layers: bool | None = None
+    vram_margin: float | None = None
     lanes: str = "auto"
     space: str = "auto"
     chat_templates: Mapping[str, str | Path] = field(default_factory=dict)
@@ -97,6 +102,8 @@ class Options:
             raise UsageError(f"prefetch: expected {', '.join(LEVELS)}, got {self.prefetch!r}{hint}")
         if self.epsilon is not None and not 0.0 <= self.epsilon < 1.0:
             raise UsageError(f"epsilon: expected a number from 0 up to (not including) 1, got {self.epsilon}")
+        if self.vram_margin is not None and not 0.0 <= self.vram_margin < 1.0:
+            raise UsageError(f"vram_margin: expected a share from 0 up to (not including) 1, got {self.vram_margin}")
         if self.space not in SPACES:
             raise UsageError(f"space: expected {', '.join(SPACES)}, got {self.space!r}{nearest(self.space, SPACES)}")
 
@@ -111,6 +118,13 @@ class LoadKeywords(TypedDict, total=False):
     n_ctx: int | None
     n_threads: int | None
     n_gpu_layers: int | None
+    """-1 = all; None = as many as fit."""
+    type_k: str | None
+    type_v: str | None
+    rpc: Mapping[str, Sequence[str]]
+    """Workers (``host:port``) by expert; "" = all others."""
+    fewer_layers: bool | None
+    vram_margin: float | None
     lanes: str
     space: str
     chat_templates: Mapping[str, str | Path]
@@ -132,53 +146,6 @@ def load_options(given: Mapping[str, Any]) -> Options:
             raise UsageError("exact=True sets epsilon; give one of the two")
         values["epsilon"] = EXACT_EPSILON
     return Options(**values)
-
-
-def members_of(spec: EnsembleSpec, registry: Registry, weights: Sequence[float] | None = None) -> list[Member]:
-    """The members of a registered ensemble, with other weights if given."""
-    chosen = checked_weights(spec.weights if weights is None else weights, len(spec.experts))
-    return [
-        Member(spec=registry.expert(name), ref=name, weight=weight)
-        for name, weight in zip(spec.experts, chosen, strict=True)
-    ]
-
-
-def members_from(
-    refs: Sequence[str | Path], registry: Registry, weights: Sequence[float] | None = None
-) -> list[Member]:
-    """Members from names of experts, references and paths; the same one twice gets two names."""
-    if not refs:
-        raise UsageError("expected at least one expert (a name, user/repo:QUANT or a path), got none")
-    chosen = checked_weights([1.0] * len(refs) if weights is None else weights, len(refs))
-    members: list[Member] = []
-    for ref, weight in zip(map(str, refs), chosen, strict=True):
-        target = hub.resolve_one(ref, registry)
-        name = hub.default_name(ref, registry)
-        spec = target.expert or ExpertSpec(name=name, sources=target.sources)
-        n_same = sum(member.spec.name.partition("#")[0] == name for member in members)
-        if n_same:
-            spec = replace(spec, name=f"{name}#{n_same + 1}")
-        members.append(Member(spec=spec, ref=ref, weight=weight))
-    return members
-
-
-def with_templates(members: Sequence[Member], templates: Mapping[str, str | Path]) -> list[Member]:
-    """The members, those named in ``templates`` with other ones. Raises UsageError for a name that none has."""
-    check_known("template: expert", templates, {member.spec.name: None for member in members})
-    chosen = {name: NO_TEMPLATE if file == NO_TEMPLATE else Path(file) for name, file in templates.items()}
-    return [replace(m, spec=replace(m.spec, template=chosen.get(m.spec.name, m.spec.template))) for m in members]
-
-
-def checked_weights(weights: Sequence[float], n: int) -> tuple[float, ...]:
-    """``n`` weights, finite, not negative, with a positive sum. Raises UsageError."""
-    values = [float(weight) for weight in weights]
-    if len(values) != n:
-        raise UsageError(f"weights: expected {n}, one per expert, got {len(values)}")
-    if not all(math.isfinite(value) and value >= 0.0 for value in values):
-        raise UsageError(f"weights: expected finite numbers that are not negative, got {values}")
-    if sum(values) <= 0.0:
-        raise UsageError("weights: they sum to zero; at least one expert needs a positive weight")
-    return tuple(values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,17 +186,24 @@ def load(
     if head is not None:
         if options.strategy is not None:
             raise UsageError("a router takes the place of a strategy; give one of the two")
-        active = _with_router(active, head, registry)
+        active = with_router(active, head, registry)
+    active = with_options(active, options)
     parse(options.strategy or DEFAULT_STRATEGY)  # a misspelt strategy must not cost a download first
     paths = [hub.pull(member.ref, registry, progress=progress, offline=offline)[0] for member in active]
     began = time.perf_counter()
     experts: list[LlamaExpert] = []
+    placement = Placement.decide(
+        [member.spec for member in active], paths, fewer_layers=bool(options.fewer_layers),
+        margin=GPU_MARGIN if options.vram_margin is None else options.vram_margin, calibrated=options.calibrate,
+    )  # fmt: skip
     try:
         for member, path in zip(active, paths, strict=True):
             is_router = head is not None and member.spec.name == head.router
             if is_router and head is not None:
-                _check_router(head, path)
-            experts.append(load_expert(member.spec, path, options, hidden=is_router))
+                check_router(head, path)
+            experts.append(_placed(member.spec, path, placement, hidden=is_router))
+        if options.calibrate:
+            _calibrate(active, experts, paths, placement)
         triples = zip(active, experts, paths, strict=True)
         templates = [template_of(member.spec, expert, path) for member, expert, path in triples]
         roles = [member.spec.role for member in active]
@@ -244,33 +218,49 @@ def load(
         raise
 
 
+def with_options(members: Sequence[Member], options: Options) -> list[Member]:
+    """The members, their specifications changed by what the options say. Raises UsageError for unknown experts."""
+    names = {member.spec.name: None for member in members}
+    check_known("rpc: expert", {name: None for name in options.rpc if name}, names)
+    changes = {key: getattr(options, key) for key in ("n_ctx", "n_threads", "n_gpu_layers", "type_k", "type_v")}
+    given = {key: value for key, value in changes.items() if value is not None}
+    found = []
+    for member in members:
+        rpc = options.rpc.get(member.spec.name, options.rpc.get("", member.spec.rpc))
+        found.append(replace(member, spec=replace(member.spec, rpc=tuple(rpc), **given)))
+    return found
+
+
+def _placed(spec: ExpertSpec, path: Path, placement: Placement | None, *, hidden: bool) -> LlamaExpert:
+    """Load one expert where it was planned to lie; once more with fewer layers where that is allowed."""
+    if placement is None:
+        return load_expert(spec, path, Options(), hidden=hidden)
+    n = placement.layers_now(spec.name)
+    try:
+        return load_expert(replace(spec, n_gpu_layers=n), path, Options(), hidden=hidden)
+    except LoadError as error:
+        fewer = placement.fewer(spec.name, n)
+        if fewer is None:
+            raise
+        _log.warning("%s; trying once more with %d layers on the card", error, fewer)
+        return load_expert(replace(spec, n_gpu_layers=fewer), path, Options(), hidden=hidden)
+
+
+def _calibrate(
+    members: Sequence[Member], experts: Sequence[LlamaExpert], paths: Sequence[Path], placement: Placement | None
+) -> None:
+    """Measure speeds of the experts that lie on one device as a whole, where that was not done before."""
+    for member, expert, path in zip(members, experts, paths, strict=True):
+        device = calibration.CPU if placement is None else placement.only_device(member.spec.name)
+        if device is not None:
+            calibration.measure(expert, path, device, member.spec.n_threads or usable_cores())
+
+
 def _identity(paths: Sequence[Path], options: Options) -> str:
     """What decides about speeds: files by size and time of change, settings, the native library."""
     files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     settings = f"{options.n_gpu_layers} {options.n_ctx} {options.n_threads} {options.flash_attn}"
     return f"{files} {settings} {version('llama-cpp-python')}"
-
-
-def _with_router(members: Sequence[Member], head: Head, registry: Registry | None) -> list[Member]:
-    """The members, and the router's own expert where it is not one of them. Raises UsageError for missing experts."""
-    names = [member.spec.name for member in members]
-    missing = [name for name in head.experts if name not in names]
-    if missing:
-        raise UsageError(
-            f"the router was trained for {', '.join(head.experts)}; {missing[0]} is not among the experts "
-            f"({', '.join(names)})"
-        )
-    if head.router in names:
-        return list(members)
-    return [*members, *members_from([head.router], registry or Registry.load())]
-
-
-def _check_router(head: Head, path: Path) -> None:
-    """Raise ModelFileError unless the file is the one that the router was trained with."""
-    if model_digest(path) != head.router_sha256:
-        raise ModelFileError(
-            f"{path} is not the file of {head.router} that the router was trained with; train it again with this one"
-        )
 
 
 def load_expert(
@@ -284,19 +274,25 @@ def load_expert(
         "n_ctx": spec.n_ctx if options.n_ctx is None else options.n_ctx,
         "n_threads": spec.n_threads if options.n_threads is None else options.n_threads,
         "n_gpu_layers": spec.n_gpu_layers if options.n_gpu_layers is None else options.n_gpu_layers,
-        "type_k": spec.type_k,
-        "type_v": spec.type_v,
+        "type_k": spec.type_k if options.type_k is None else options.type_k,
+        "type_v": spec.type_v if options.type_v is None else options.type_v,
+        "rpc": spec.rpc or None,
         "max_rows": max_rows,
         "flash_attn": options.flash_attn,
         "hidden": hidden,
+        "lora": None if spec.lora is None else str(spec.lora),
     }
+    if spec.rpc and settings["n_gpu_layers"] is None:
+        settings["n_gpu_layers"] = -1
     given = {key: value for key, value in settings.items() if value is not None}
     try:
-        return LlamaExpert.load(path, name=spec.name, add_end=spec.add_end, remove_end=spec.remove_end, **given)
+        expert = LlamaExpert.load(path, name=spec.name, add_end=spec.add_end, remove_end=spec.remove_end, **given)
     except (LoadError, ModelFileError) as error:
         if spec.name in str(error):
             raise
         raise type(error)(f"expert {spec.name!r}: {error}") from error
+    give_back_lookups(gguf_info.read(path))
+    return expert
 
 
 class TemplateHolder(Reader, Protocol):
@@ -398,3 +394,4 @@ def _compile_kernels() -> None:
     tree.start(Prompt(ids=np.zeros(1, np.int32), observed=np.ones(1, np.bool_)))
     for byte in b"aba":
         tree.push(byte, 0.5)
+    give_back_code(_COMPILER)

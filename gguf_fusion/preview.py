@@ -16,7 +16,8 @@ from gguf_fusion.config import Registry
 from gguf_fusion.experts import native
 from gguf_fusion.experts.native_vocabulary import read_vocabulary
 from gguf_fusion.experts.tokenizer import Tokenizer
-from gguf_fusion.load import Member, template_of, with_templates
+from gguf_fusion.load import template_of
+from gguf_fusion.members import Member, with_templates
 from gguf_fusion.vocabulary import Kind, Vocabulary
 
 

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from gguf_fusion.cli import main
 from gguf_fusion.config import ExpertSpec
 from gguf_fusion.errors import ConfigError, UsageError
-from gguf_fusion.load import Member, template_of, with_templates
+from gguf_fusion.load import template_of
+from gguf_fusion.members import Member, with_templates
 
 
 def member(name: str) -> Member:

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("gguf_fusion.cli.bench:bench", "Measure the speed of experts and ensembles."),
     "quants": ("gguf_fusion.cli.quants:quants", "Compare quantization levels, and choose."),
     "plan": ("gguf_fusion.cli.plan:plan_command", "Where the experts would lie, and what that takes."),
+    "worker": ("gguf_fusion.cli.worker:worker", "Lend this machine to experts on another one (RPC)."),
     "doctor": ("gguf_fusion.cli.doctor:doctor", "Check this installation."),
     "router": ("gguf_fusion.cli.router:router", "Train a router that decides which expert speaks."),
     "discover": ("gguf_fusion.cli.discover:discover", "Search for the strategy that fits your texts."),

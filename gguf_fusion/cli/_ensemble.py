@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from gguf_fusion.config import DEFAULT_ENSEMBLE
 from gguf_fusion.cover.tree import EXACT_EPSILON
 from gguf_fusion.ensemble import Ensemble
 from gguf_fusion.errors import UsageError
+from gguf_fusion.plan.memory import CACHE_BITS
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -39,16 +40,39 @@ _OPTIONS = (
     click.option("--exact", is_flag=True, help="The epsilon at which one expert alone loses nothing measurable."),
 )
 
+rpc_option = click.option(
+    "--rpc",
+    "workers",
+    metavar="[EXPERT=]HOST:PORT",
+    multiple=True,
+    help="A worker (gguf-fusion worker) that holds the layers of this expert, or of all (repeatable). "
+    "Trusted networks only.",
+)
+
 _MACHINE_OPTIONS = (
     click.option("-c", "--n-ctx", type=int, help="Context of every expert, in its tokens."),
     click.option("-t", "--threads", type=int, help="Threads for all experts together."),
-    click.option("-ngl", "--n-gpu-layers", type=int, help="Layers of every expert on a GPU; -1 = all."),
+    click.option(
+        "-ngl",
+        "--n-gpu-layers",
+        type=int,
+        help="Layers of every expert on a GPU; -1 = all. By default the fastest placement that fits.",
+    ),
+    click.option("--type-k", type=click.Choice(list(CACHE_BITS)), help="Cache type of K.  [default: f16]"),
+    click.option("--type-v", type=click.Choice(list(CACHE_BITS)), help="Cache type of V.  [default: f16]"),
+    rpc_option,
+    click.option(
+        "--fewer-layers/--no-fewer-layers",
+        default=None,
+        help="Where the card's memory turns out too small, load with fewer layers instead of failing.",
+    ),
+    click.option("--vram-margin", type=float, help="Share of a card's free memory to leave free.  [default: 0.05]"),
     click.option("--lanes", type=click.Choice(["auto", "serial", "lanes"]), default="auto", show_default=True),
     click.option(
         "--calibrate/--no-calibrate",
         default=True,
         show_default=True,
-        help="Measure at the first load whether experts are faster side by side.",
+        help="Measure at the first load how fast experts are, and whether they are faster side by side.",
     ),
     click.option("--offline", is_flag=True, help="Use only what is on this machine."),
 )
@@ -104,6 +128,11 @@ def load_ensemble(given: Mapping[str, Any]) -> Ensemble:
         "n_ctx": given["n_ctx"],
         "n_threads": given["threads"],
         "n_gpu_layers": given["n_gpu_layers"],
+        "type_k": given["type_k"],
+        "type_v": given["type_v"],
+        "rpc": workers_by_expert(given["workers"]),
+        "fewer_layers": given["fewer_layers"],
+        "vram_margin": given["vram_margin"],
         "lanes": given["lanes"],
         "router": given["router"],
         "calibrate": given["calibrate"],
@@ -118,6 +147,15 @@ def load_ensemble(given: Mapping[str, Any]) -> Ensemble:
         refs, weights = weighted(given["experts"])
         return Ensemble.from_files(refs, weights=weights, **keywords)
     return Ensemble.from_registry(given["ensemble"], **keywords)
+
+
+def workers_by_expert(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Workers by expert; those of all experts under the empty name."""
+    found: dict[str, tuple[str, ...]] = {}
+    for text in given:
+        name, _, endpoint = text.rpartition("=")
+        found[name] = (*found.get(name, ()), endpoint)
+    return found
 
 
 def _templates(given: tuple[str, ...]) -> dict[str, str]:

@@ -17,7 +17,8 @@ from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
 from gguf_fusion.ensemble import Ensemble
 from gguf_fusion.evaluate.scorer import Scorer, Settings
 from gguf_fusion.expressions import DEFAULT, parse
-from gguf_fusion.load import Options, members_of
+from gguf_fusion.load import Options
+from gguf_fusion.members import members_of
 
 
 @click.command()

@@ -14,7 +14,7 @@ from gguf_fusion.cli._registry import registry_option
 from gguf_fusion.compat import Classes, Report, compare, pairs
 from gguf_fusion.config import Registry
 from gguf_fusion.errors import UsageError
-from gguf_fusion.load import members_from, members_of
+from gguf_fusion.members import members_from, members_of
 from gguf_fusion.preview import VocabularyReader
 
 _TEXT = (

@@ -202,7 +202,7 @@ def show(ref: str, template: bool, prompt: str | None, system: str | None, json:
 
 def _show_prompt(ref: str, registry: Registry, prompt: str, system: str | None, as_json: bool) -> None:
     from gguf_fusion.chat import as_messages
-    from gguf_fusion.load import members_from, members_of
+    from gguf_fusion.members import members_from, members_of
     from gguf_fusion.preview import previews
 
     messages = as_messages(prompt, system)

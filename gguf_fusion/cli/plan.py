@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import click
 
 from gguf_fusion import hub
+from gguf_fusion.cli._ensemble import rpc_option, workers_by_expert
 from gguf_fusion.cli._output import human_size, print_json, print_line, print_table
 from gguf_fusion.cli._registry import registry_option
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
-from gguf_fusion.devices import DeviceKind, by_preference, free_ram_bytes, usable_cores
 from gguf_fusion.errors import NotCachedError, UsageError
 from gguf_fusion.gguf_info import read
-from gguf_fusion.load import Member, members_from, members_of
+from gguf_fusion.load import Options, with_options
+from gguf_fusion.members import Member, members_from, members_of
+from gguf_fusion.placement import budget_now, pools_of, request_of
 from gguf_fusion.plan.memory import CACHE_BITS, UBATCH, Shape, guessed, shape_of, size_by_name
-from gguf_fusion.plan.planner import Budget, Plan, Request, plan
+from gguf_fusion.plan.planner import GPU_MARGIN, Placed, Plan, Request, plan
 
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*\Z", re.IGNORECASE)
@@ -32,12 +36,19 @@ _BAR = 40
     "--vram", metavar="SIZE", multiple=True, help="Free memory of a card, such as 6GB (repeatable); 0 = none."
 )
 @click.option("--ram", metavar="SIZE", help="Free RAM; what is free now by default.")
-@click.option("-c", "--n-ctx", type=click.IntRange(min=1), default=4096, show_default=True, help="Context in tokens.")
+@click.option("-c", "--n-ctx", type=click.IntRange(min=1), help="Context in tokens; each expert's own by default.")
+@click.option("--type-k", type=click.Choice(list(CACHE_BITS)), help="Cache type of K.  [default: f16]")
+@click.option("--type-v", type=click.Choice(list(CACHE_BITS)), help="Cache type of V.  [default: f16]")
+@rpc_option
 @click.option(
-    "--type-k", type=click.Choice(list(CACHE_BITS)), default="f16", show_default=True, help="Cache type of K."
+    "--vram-margin",
+    type=click.FloatRange(0.0, 1.0, max_open=True),
+    default=GPU_MARGIN,
+    show_default=True,
+    help="Share of a card's free memory to leave free.",
 )
 @click.option(
-    "--type-v", type=click.Choice(list(CACHE_BITS)), default="f16", show_default=True, help="Cache type of V."
+    "--calibrate/--no-calibrate", default=True, show_default=True, help="Use the speeds that were measured here."
 )
 @click.option("-ngl", "--n-gpu-layers", type=int, help="Fix the layers of every expert on the card; -1 = all.")
 @click.option("-t", "--threads", type=click.IntRange(min=1), help="Cores to plan with.")
@@ -53,9 +64,12 @@ def plan_command(
     experts: tuple[str, ...],
     vram: tuple[str, ...],
     ram: str | None,
-    n_ctx: int,
-    type_k: str,
-    type_v: str,
+    n_ctx: int | None,
+    type_k: str | None,
+    type_v: str | None,
+    workers: tuple[str, ...],
+    vram_margin: float,
+    calibrate: bool,
     n_gpu_layers: int | None,
     threads: int | None,
     allow_kv_quant: bool,
@@ -67,19 +81,23 @@ def plan_command(
     Exit status 1 where no placement fits; the remedies say what to change.
     """
     members = members_from(experts, registry) if experts else members_of(registry.ensemble(ensemble), registry)
-    shapes = [_shape(member, registry) for member in members if member.weight > 0.0]
-    cards = _cards(vram)
-    budget = Budget(
-        vram=cards,
-        ram=free_ram_bytes() if ram is None else size_in_bytes("--ram", ram),
-        cores=threads or usable_cores(),
+    options = Options(
+        n_ctx=n_ctx, n_gpu_layers=n_gpu_layers, type_k=type_k, type_v=type_v, rpc=workers_by_expert(workers)
     )
-    request = Request(
-        n_ctx=n_ctx, type_k=type_k, type_v=type_v,
-        layers={} if n_gpu_layers is None else {shape.name: n_gpu_layers for shape in shapes},
+    members = with_options([member for member in members if member.weight > 0.0], options)
+    specs = [member.spec for member in members]
+    paths = {member.spec.name: path for member in members if (path := _path(member, registry)) is not None}
+    shapes = [_shape(member, paths.get(member.spec.name)) for member in members]
+    pools = pools_of(specs)
+    cards = tuple(size for text in vram if (size := size_in_bytes("--vram", text))) if vram else None
+    budget = budget_now(
+        pools, cards=cards, ram=None if ram is None else size_in_bytes("--ram", ram), cores=threads, margin=vram_margin
+    )
+    request = replace(
+        request_of(specs, paths, calibrated=calibrate, cores=budget.cores),
         allow_kv_quant=allow_kv_quant, allow_short_ctx=allow_short_context,
     )  # fmt: skip
-    if n_gpu_layers and not cards:
+    if n_gpu_layers and not budget.vram and not pools:
         raise UsageError("layers on a card were asked for (-ngl), but there is none; give its memory with --vram")
     made = plan(shapes, budget, request)
     if as_json:
@@ -90,16 +108,6 @@ def plan_command(
         raise SystemExit(1)
 
 
-def _cards(given: Sequence[str]) -> tuple[int, ...]:
-    if given:
-        return tuple(size for text in given if (size := size_in_bytes("--vram", text)))
-    from gguf_fusion.experts import native
-
-    found = by_preference(native.devices())
-    own = tuple(device.free_bytes for device in found if device.kind is DeviceKind.GPU)
-    return own or tuple(device.free_bytes for device in found if device.kind is DeviceKind.SHARED)
-
-
 def size_in_bytes(option: str, text: str) -> int:
     """Bytes of a size as people write it; raises UsageError naming the option."""
     match = _SIZE.match(text)
@@ -108,14 +116,20 @@ def size_in_bytes(option: str, text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
-def _shape(member: Member, registry: Registry) -> Shape:
+def _path(member: Member, registry: Registry) -> Path | None:
+    try:
+        return hub.locate(member.ref, registry)
+    except NotCachedError:
+        return None
+
+
+def _shape(member: Member, path: Path | None) -> Shape:
     """From the header of the file; guessed from its size or name where it is not on this machine yet."""
     name = member.spec.name
-    try:
-        return shape_of(name, read(hub.locate(member.ref, registry)))
-    except NotCachedError:
-        size = next((source.size_bytes for source in member.spec.sources if source.size_bytes), None)
-        return guessed(name, size or size_by_name(" ".join((name, *map(str, member.spec.sources)))))
+    if path is not None:
+        return shape_of(name, read(path))
+    size = next((source.size_bytes for source in member.spec.sources if source.size_bytes), None)
+    return guessed(name, size or size_by_name(" ".join((name, *map(str, member.spec.sources)))))
 
 
 def _as_json(made: Plan, shapes: Sequence[Shape]) -> dict[str, object]:
@@ -127,15 +141,21 @@ def _as_json(made: Plan, shapes: Sequence[Shape]) -> dict[str, object]:
                 "n_gpu_layers": one.n_gpu_layers, "n_layers": one.n_layers, "weights_bytes": one.weights_bytes,
                 "kv_bytes": one.kv_bytes, "buffers_bytes": one.buffers_bytes, "vram_bytes": one.vram_bytes,
                 "ram_bytes": one.ram_bytes, "step_s": one.step_s, "estimated": one.estimated,
-                "n_ctx": made.request.n_ctx, "type_k": made.request.type_k, "type_v": made.request.type_v,
+                "n_ctx": one.n_ctx, "type_k": one.type_k, "type_v": one.type_v,
+                "rpc": one.pool.split(",") if one.pool else [],
+                "speed": "measured" if _is_measured(one, made.request) else "guessed",
                 "n_batch": 512, "n_ubatch": UBATCH, "threads": threads, "layer_bytes": list(shape.layer_bytes),
                 "other_bytes": shape.other_bytes,
             }
             for one, shape in zip(made.experts, shapes, strict=True)
         },
-        "total": {"vram_bytes": made.vram_bytes, "ram_bytes": made.ram_bytes},
+        "total": {
+            "vram_bytes": made.vram_bytes, "ram_bytes": made.ram_bytes,
+            "worker_bytes": {pool: made.bytes_in(pool) for pool in made.budget.workers},
+        },
         "budget": {"vram_bytes": list(made.budget.vram), "usable_vram_bytes": made.budget.usable_vram,
-                   "ram_bytes": made.budget.ram},
+                   "ram_bytes": made.budget.ram,
+                   "workers": {pool: list(free) for pool, free in made.budget.workers.items()}},
         "n_ctx": made.request.n_ctx,
         "type_k": made.request.type_k,
         "type_v": made.request.type_v,
@@ -157,26 +177,36 @@ def _print(made: Plan) -> None:
     ]  # fmt: skip
     print_table(("EXPERT", "ON CARD", "WEIGHTS", "CACHE", "BUFFERS", "VRAM", "RAM", "PER TOKEN"), rows)
     print_line()
-    for where, used, free, part in (
-        ("VRAM", made.vram_bytes, made.budget.usable_vram, "vram_bytes"),
-        ("RAM", made.ram_bytes, made.budget.ram, "ram_bytes"),
-    ):
-        if used or free:
-            print_line(f"{where:5}{_bar(made, part, max(used, free))} {human_size(used)} of {human_size(free)}")
+    budget = made.budget
+    on_pool = [(pool, [one.vram_bytes if one.pool == pool else 0 for one in made.experts], budget.usable(pool))
+               for pool in ("", *budget.workers)]  # fmt: skip
+    for where, parts, free in (*on_pool, ("RAM", [one.ram_bytes for one in made.experts], budget.ram)):
+        if sum(parts) or free:
+            bar = _bar(parts, max(sum(parts), free))
+            print_line(f"{where or 'VRAM':5}{bar} {human_size(sum(parts))} of {human_size(free)}")
     print_line("     " + "  ".join(f"{_letter(i)} {one.name}" for i, one in enumerate(made.experts)))
     print_line()
     request = made.request
-    print_line(f"context {request.n_ctx} tokens, cache {request.type_k}/{request.type_v}, "
-               f"about {1e3 * made.step_s:.0f} ms per step of all")  # fmt: skip
+    cache = ", ".join(sorted({f"{one.type_k}/{one.type_v}" for one in made.experts}))
+    how = "speeds measured" if all(_is_measured(one, request) for one in made.experts) else "speeds partly guessed"
+    print_line(
+        f"context {request.n_ctx} tokens, cache {cache}, about {1e3 * made.step_s:.0f} ms per step of all ({how})"
+    )
     if not made.fits:
         print_line("it does not fit:")
         for remedy in made.remedies:
             print_line(f"- {remedy}")
 
 
-def _bar(made: Plan, part: str, whole: int) -> str:
+def _is_measured(one: Placed, request: Request) -> bool:
+    """Whether all of the expert's time in the plan comes from measurements."""
+    on_card = one.n_gpu_layers == 0 or one.name in request.card_speeds
+    return on_card and (one.n_gpu_layers > one.n_layers or one.name in request.speeds)
+
+
+def _bar(parts: Sequence[int], whole: int) -> str:
     """A letter per share of memory, by expert."""
-    bar = "".join(_letter(i) * round(_BAR * getattr(one, part) / max(1, whole)) for i, one in enumerate(made.experts))
+    bar = "".join(_letter(i) * round(_BAR * part / max(1, whole)) for i, part in enumerate(parts))
     return f"[{bar[:_BAR]:.<{_BAR}}]"
 
 

@@ -20,7 +20,9 @@ from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
 from gguf_fusion.errors import UsageError
 from gguf_fusion.evaluate.scorer import Scorer, Settings
 from gguf_fusion.hub.digests import model_digest
-from gguf_fusion.load import Options, members_from
+from gguf_fusion.hub.store import sha256_of
+from gguf_fusion.load import Options, load_expert
+from gguf_fusion.members import members_from, router_member
 
 
 @click.group()
@@ -41,6 +43,11 @@ def router() -> None:
 @click.option(
     "--extra", "extras", multiple=True, default=("since",), help="A feature beside the hidden state (repeatable)."
 )
+@click.option(
+    "--lora",
+    type=click.Path(path_type=Path),
+    help="A LoRA adapter (GGUF) for the router; experts stay as they are.",
+)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("router.safetensors"), show_default=True)
 @click.option("--epochs", type=click.IntRange(min=1), default=30, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
@@ -57,6 +64,7 @@ def train(
     ensemble: str,
     router_ref: str | None,
     extras: tuple[str, ...],
+    lora: Path | None,
     out: Path,
     epochs: int,
     seed: int,
@@ -86,17 +94,21 @@ def train(
         raise UsageError("expected files to learn from (FILE... or --data FILE), got none")
     members, _, _ = _members(registry, experts, ensemble)
     names = [member.spec.name for member in members]
+    mine = tuple(names)
     transfers = ConsoleProgress()
     paths = [hub.pull(m.ref, registry, progress=transfers, offline=offline)[0] for m in members]
-    if router_ref is None:
-        at = min(range(len(paths)), key=lambda i: paths[i].stat().st_size)
-    else:
-        chosen = members_from([router_ref], registry)[0]
-        if chosen.spec.name not in names:
-            members, names = [*members, chosen], [*names, chosen.spec.name]
-            paths.append(hub.pull(chosen.ref, registry, progress=transfers, offline=offline)[0])
-        at = names.index(chosen.spec.name)
-    mine = names if router_ref is None or at < len(names) - 1 or len(set(names)) == len(members) else names[:-1]
+    smallest = min(range(len(paths)), key=lambda i: paths[i].stat().st_size)
+    chosen = members[smallest] if router_ref is None else members_from([router_ref], registry)[0]
+    adapter = None
+    if lora is not None:
+        if not lora.is_file():
+            raise UsageError(f"--lora: no such file: {lora}")
+        adapter = {"base": chosen.ref, "path": str(lora.resolve()), "sha256": sha256_of(lora)}
+        chosen = router_member(f"{chosen.spec.name}+{lora.stem}", adapter, registry)
+    if chosen.spec.name not in names:
+        members, names = [*members, chosen], [*names, chosen.spec.name]
+        paths.append(hub.pull(chosen.ref, registry, progress=transfers, offline=offline)[0])
+    at = names.index(chosen.spec.name)
     began = time.monotonic()
     splits = corpus.split_documents([(d.name, d.domain, d.text) for d in documents], seed)
     with ExitStack() as stack:
@@ -113,13 +125,13 @@ def train(
 
         def load() -> LlamaExpert:
             if not loaded:
-                loaded.append(
-                    stack.enter_context(LlamaExpert.load(paths[at], name=names[at], hidden=True, max_rows=32))
-                )
+                expert = load_expert(chosen.spec, paths[at], Options(), max_rows=32, hidden=True)
+                loaded.append(stack.enter_context(expert))
             return loaded[0]
 
         note("reading the router's hidden states")
-        states = {d.name: cached_states(load, digest, d.text) for d in documents if d.text}
+        reads_as = digest if adapter is None else f"{digest}+{adapter['sha256']}"
+        states = {d.name: cached_states(load, reads_as, d.text) for d in documents if d.text}
         learned = learn(
             traced,
             states,
@@ -134,6 +146,7 @@ def train(
         )
     card = {
         **learned.as_json(),
+        **({} if adapter is None else {"lora": adapter}),
         "version": __version__,
         "seed": seed,
         "models": {name: model_digest(path) for name, path in zip(names, paths, strict=True)},

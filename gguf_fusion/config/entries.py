@@ -27,6 +27,7 @@ from gguf_fusion.errors import ConfigError, UsageError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_ENDPOINT = re.compile(r"\S+:\d{1,5}\Z")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*\Z")
 
 
@@ -72,13 +73,26 @@ EXPERT_KEYS = [
     "template",
     "n_ctx",
     "n_gpu_layers",
+    "rpc",
     "n_threads",
     "type_k",
     "type_v",
     "add_end",
     "remove_end",
+    "lora",
 ]
-ENSEMBLE_KEYS = ["experts", "weights", "description", "strategy", "epsilon", "bridge", "plain_chat", "sampling"]
+ENSEMBLE_KEYS = [
+    "experts",
+    "weights",
+    "description",
+    "strategy",
+    "epsilon",
+    "bridge",
+    "plain_chat",
+    "sampling",
+    "fewer_layers",
+    "vram_margin",
+]
 _SOURCE_KEYS = ["hub", "file", "quant", "revision", "wheels", "url", "path", "sha256", "size"]
 
 
@@ -109,12 +123,14 @@ def expert_spec(name: str, entry: Entry) -> ExpertSpec:
         needs_acceptance=_text(entry, "needs_acceptance", None),
         template=template,
         n_ctx=_integer(entry, "n_ctx", N_CTX_DEFAULT, low=1),
-        n_gpu_layers=_integer(entry, "n_gpu_layers", 0, low=-1),
+        n_gpu_layers=_integer(entry, "n_gpu_layers", 0, low=-1) if "n_gpu_layers" in entry else None,
+        rpc=_endpoints(entry),
         n_threads=_integer(entry, "n_threads", 0, low=1) if "n_threads" in entry else None,
         type_k=_text(entry, "type_k", None),
         type_v=_text(entry, "type_v", None),
         add_end=_ends(entry, "add_end"),
         remove_end=_ends(entry, "remove_end"),
+        lora=_path(entry["lora"]) if "lora" in entry else None,
     )
 
 
@@ -151,6 +167,8 @@ def ensemble_spec(name: str, entry: Entry, experts: Mapping[str, ExpertSpec]) ->
         bridge=_choice(entry, "bridge", "byte", ("byte", "token")),
         plain_chat=_text(entry, "plain_chat", None),
         sampling=_sampling(entry),
+        fewer_layers=_flag(entry, "fewer_layers"),
+        vram_margin=_fraction(entry, "vram_margin"),
     )
 
 
@@ -266,6 +284,24 @@ def _fraction(entry: Entry, key: str) -> float | None:
     if not _is_number(at.value) or not 0 <= at.value < 1:
         at.fail(f"expected a number from 0 up to (not including) 1, got {at.value!r}")
     return float(at.value)
+
+
+def _flag(entry: Entry, key: str) -> bool:
+    if key not in entry:
+        return False
+    at = entry[key]
+    if not isinstance(at.value, bool):
+        at.fail(f"expected true or false, got {at.value!r}")
+    return at.value
+
+
+def _endpoints(entry: Entry) -> tuple[str, ...]:
+    if "rpc" not in entry:
+        return ()
+    at = entry["rpc"]
+    if not isinstance(at.value, list) or not all(isinstance(item, str) and _ENDPOINT.match(item) for item in at.value):
+        at.fail(f'expected a list of workers such as ["192.168.1.7:50052"], got {at.value!r}')
+    return tuple(at.value)
 
 
 def _ends(entry: Entry, key: str) -> tuple[int | str, ...]:

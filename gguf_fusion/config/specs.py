@@ -85,7 +85,10 @@ class ExpertSpec:
 
     ``template``: None = the one inside the GGUF, "none" = the model is never prompted by a template, else a file.
     ``add_end``/``remove_end``: token ids or pieces that are (not) to count as the end of a reply.
-    ``n_gpu_layers``: 0 = processor only, -1 = all.  ``type_k``/``type_v``: cache types such as "q8_0"; None = f16.
+    ``lora``: a LoRA adapter for this model, a GGUF file.
+    ``n_gpu_layers``: 0 = processor only, -1 = all, None = as many as fit, chosen for all experts together.
+    ``rpc``: workers (``host:port``) on other machines that the layers go to instead of cards of this one.
+    ``type_k``/``type_v``: cache types such as "q8_0"; None = f16.
     """
 
     name: str
@@ -97,17 +100,23 @@ class ExpertSpec:
     needs_acceptance: str | None = None
     template: str | Path | None = None
     n_ctx: int = N_CTX_DEFAULT
-    n_gpu_layers: int = 0
+    n_gpu_layers: int | None = None
+    rpc: tuple[str, ...] = ()
     n_threads: int | None = None
     type_k: str | None = None
     type_v: str | None = None
     add_end: tuple[int | str, ...] = ()
     remove_end: tuple[int | str, ...] = ()
+    lora: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleSpec:
-    """Experts that speak together. ``weights`` are positive or zero and as many as ``experts``; not normalised."""
+    """Experts that speak together. ``weights`` are positive or zero and as many as ``experts``; not normalised.
+
+    ``fewer_layers``: where a card has become too small, load with fewer layers instead of failing.
+    ``vram_margin``: share of a card's free memory that plans leave free.
+    """
 
     name: str
     experts: tuple[str, ...]
@@ -117,4 +126,6 @@ class EnsembleSpec:
     epsilon: float | None = None
     bridge: str = "byte"
     plain_chat: str | None = None
+    fewer_layers: bool = False
+    vram_margin: float | None = None
     sampling: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))

@@ -7,15 +7,14 @@ from pathlib import Path
 
 from gguf_fusion.discover.candidates import Scored
 from gguf_fusion.discover.search import Found
+from gguf_fusion.pictures import panels, write
 
 
 def draw_front(found: Found, scored: Sequence[Scored], path: Path) -> None:
     """Write a PNG: all candidates in grey, the front in colour by tier, the winner ringed."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    figure, both = panels(2, sharey=True)
     for axes, key, label in zip(
-        figure.subplots(1, 2, sharey=True),
+        both,
         ("nodes", "decodes"),
         ("nodes of the formula", "decodes per byte"),
         strict=True,
@@ -34,8 +33,6 @@ def draw_front(found: Found, scored: Sequence[Scored], path: Path) -> None:
             [getattr(winner, key)], [winner.fit_bpb], s=160, facecolors="none", edgecolors="black", label="winner"
         )
         axes.set_xlabel(label)
-        axes.grid(visible=True, color="0.92")
-    figure.axes[0].set_ylabel("bits per byte, fit documents")
-    figure.axes[1].legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    both[0].set_ylabel("bits per byte, fit documents")
+    both[1].legend(frameon=False)
+    write(figure, path)

@@ -21,8 +21,10 @@ from gguf_fusion.evaluate.score import Document
 from gguf_fusion.evaluate.teacher import REJOIN_BYTES
 from gguf_fusion.evaluate.windows import CONTEXT, SIZE, check_sizes
 from gguf_fusion.hub.digests import model_digest
+from gguf_fusion.hub.store import sha256_of
 from gguf_fusion.lanes import Lanes, ThreadedExpert, choose
-from gguf_fusion.load import Member, Options, load_expert
+from gguf_fusion.load import Options, load_expert
+from gguf_fusion.members import Member
 
 MAX_ROWS = 32
 """Rows per batch of a known text; the outputs of Gemma's vocabulary take 34 MB then."""
@@ -203,10 +205,12 @@ def _opened(about: Mapping[str, Any], path: Path, text: bytes) -> trace.Trace:
 def _facts(member: Member, path: Path, options: Options) -> dict[str, Any]:
     """What decides about an expert's rows."""
     spec = member.spec
+    adapter = {} if spec.lora is None else {"lora": sha256_of(spec.lora)}
     return {
+        **adapter,
         "name": spec.name,
         "sha256": model_digest(path),
-        "n_gpu_layers": spec.n_gpu_layers if options.n_gpu_layers is None else options.n_gpu_layers,
+        "n_gpu_layers": (spec.n_gpu_layers or 0) if options.n_gpu_layers is None else options.n_gpu_layers,
         "types": [spec.type_k, spec.type_v],
         "end": [list(spec.add_end), list(spec.remove_end)],
     }

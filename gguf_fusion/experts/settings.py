@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
-from gguf_fusion.devices import free_ram_bytes, usable_cores
+from gguf_fusion.devices import DeviceKind, free_ram_bytes, usable_cores
 from gguf_fusion.errors import LoadError, UsageError
-from gguf_fusion.experts import native
+from gguf_fusion.experts import native, native_devices, native_rpc
 from gguf_fusion.gguf_info import ModelInfo
 
 _MARGIN_BYTES = 128 << 20
@@ -33,6 +34,10 @@ class Settings:
     """0 = the usable cores."""
     n_gpu_layers: int = 0
     """-1 = all."""
+    tensor_split: tuple[float, ...] = ()
+    """Shares of the layers on each device; empty = in proportion to their free memory."""
+    rpc: tuple[str, ...] = ()
+    """``host:port`` of workers: the layers lie there instead of on cards of this machine. Trusted networks only."""
     type_k: str = "f16"
     type_v: str = "f16"
     max_rows: int = 8
@@ -50,6 +55,8 @@ class Settings:
 
     hidden: bool = False
     """Keep the hidden states of the last rows (``LlamaExpert.hidden``), for a router. Batches are small then."""
+    lora: str = ""
+    """A LoRA adapter (GGUF) to compute with; empty = the model as it is."""
 
     def __post_init__(self) -> None:
         lowest = {"n_threads": 0, "n_gpu_layers": -1}
@@ -63,6 +70,10 @@ class Settings:
         for key in ("type_k", "type_v"):
             if getattr(self, key) not in native.CACHE_TYPES:
                 raise UsageError(f"{key}: expected one of {', '.join(native.CACHE_TYPES)}, got {getattr(self, key)!r}")
+        for endpoint in self.rpc:
+            native_rpc.check_endpoint(endpoint)
+        if not all(math.isfinite(share) and share >= 0.0 for share in self.tensor_split):
+            raise UsageError(f"tensor_split: expected shares that are not negative, got {self.tensor_split}")
         if self.max_rows > self.batch:
             raise UsageError(f"max_rows: expected at most n_batch and n_ctx ({self.batch}), got {self.max_rows}")
 
@@ -91,7 +102,8 @@ def flash(info: ModelInfo, settings: Settings) -> bool | None:
     if settings.flash_attn is not None:
         return settings.flash_attn
     plain_v = settings.type_v in _PLAIN_TYPES
-    return False if settings.n_gpu_layers == 0 and plain_v and _score_bytes(info, settings) <= _SMALL_SCORES else None
+    on_cpu = settings.n_gpu_layers == 0 or bool(settings.rpc)  # for all we know a worker is one too
+    return False if on_cpu and plain_v and _score_bytes(info, settings) <= _SMALL_SCORES else None
 
 
 def depends_on_threads(info: ModelInfo, settings: Settings) -> bool:
@@ -158,10 +170,13 @@ def check_against_model(name: str, info: ModelInfo, settings: Settings) -> None:
 def load_message(name: str, info: ModelInfo, settings: Settings, reason: str) -> str:
     """The text of a LoadError: what was asked, what it takes, what is free, the native reason, two remedies."""
     layers = "all" if settings.n_gpu_layers < 0 else settings.n_gpu_layers
+    cards = [d for d in native_devices.devices() if d.kind in (DeviceKind.GPU, DeviceKind.SHARED)]
+    on_cards = "".join(f", {card.free_bytes / 1e6:.0f} MB on {card.name}" for card in cards)
+    fewer = "fewer layers (-ngl), " if settings.n_gpu_layers else ""
     return (
         f"expert {name!r} ({info.path.name}) could not be loaded with a context of {settings.n_ctx} tokens, "
         f"batches of {settings.n_batch} and {layers} layers on a GPU: "
         f"about {needed_bytes(info, settings) / 1e6:.0f} MB asked beside the {info.size_bytes / 1e6:.0f} MB "
-        f"of weights, {free_ram_bytes() / 1e6:.0f} MB free; "
-        f"try a smaller context (n_ctx, -c) or batch, or a smaller quant of the model. Native library: {reason}"
+        f"of weights, {free_ram_bytes() / 1e6:.0f} MB free{on_cards}; "
+        f"try {fewer}a smaller context (n_ctx, -c) or batch, or a smaller quant of the model. Native library: {reason}"
     )

@@ -18,32 +18,53 @@ GPU_MARGIN = 0.05
 GPU_CONTEXT = 128 << 20
 """Bytes that the first layer of an expert on a card costs beside itself (scratch space, a mirror of small tensors)."""
 
-RAM_SPEED, VRAM_SPEED = 10e9, 300e9
-"""Bytes of weights read per second where nothing was measured: two channels of laptop memory, a small card."""
+RAM_SPEED, VRAM_SPEED, WORKER_SPEED = 10e9, 300e9, 100e9
+"""Bytes of weights read per second where nothing was measured: two channels of laptop memory, a small card, and a
+card behind a network."""
 
 STEP_OVERHEAD = 0.002
 """Seconds per decode beside reading weights."""
+
+OWN = ""
+"""The pool of this machine's own cards; other pools are workers on other machines, see ``Request.pools``."""
 
 _MOST_COMBINATIONS = 400_000
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Memory there is. vram: free bytes of each card;  ram: free bytes;  cores: for lanes on the CPU."""
+    """Memory there is.
+
+    vram: free bytes of each card;  ram: free bytes;  cores: for lanes on the CPU;  workers: free bytes of the devices
+    in each pool of other machines;  margin: share of every device that stays free
+    """
 
     vram: tuple[int, ...] = ()
     ram: int = 0
     cores: int = 1
+    workers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    margin: float = GPU_MARGIN
+
+    def usable(self, pool: str) -> int:
+        """Bytes of all devices of a pool that may be planned with."""
+        devices = self.vram if pool == OWN else self.workers.get(pool, ())
+        return sum(int(device * (1.0 - self.margin)) for device in devices)
 
     @property
     def usable_vram(self) -> int:
-        """Bytes of all cards that may be planned with."""
-        return sum(int(card * (1.0 - GPU_MARGIN)) for card in self.vram)
+        """Bytes of this machine's cards that may be planned with."""
+        return self.usable(OWN)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for. ``layers``: fixed numbers by expert;  ``speeds``: measured bytes per second on the CPU."""
+    """What is asked for.
+
+    contexts, types : by expert, where they are other than ``n_ctx`` (which is an upper limit) and ``type_k, type_v``
+    layers : fixed numbers by expert;  ``most_layers``: upper limits
+    speeds : measured bytes per second on the CPU by expert;  ``card_speeds``: on whatever holds its layers
+    pools  : experts whose layers go to workers on other machines -> the name of that pool in ``Budget.workers``
+    """
 
     n_ctx: int = 4096
     type_k: str = "f16"
@@ -51,10 +72,27 @@ class Request:
     ubatch: int = UBATCH
     rows: int = ROWS
     layers: Mapping[str, int] = field(default_factory=dict)
+    most_layers: Mapping[str, int] = field(default_factory=dict)
     speeds: Mapping[str, float] = field(default_factory=dict)
+    card_speeds: Mapping[str, float] = field(default_factory=dict)
+    pools: Mapping[str, str] = field(default_factory=dict)
+    contexts: Mapping[str, int] = field(default_factory=dict)
+    types: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     vram_speed: float = VRAM_SPEED
     allow_kv_quant: bool = False
     allow_short_ctx: bool = False
+
+    def ctx_of(self, name: str) -> int:
+        """Context of an expert in tokens."""
+        return min(self.contexts.get(name, self.n_ctx), self.n_ctx)
+
+    def types_of(self, name: str) -> tuple[str, str]:
+        """Types of an expert's K and V cache."""
+        return self.types.get(name, (self.type_k, self.type_v))
+
+    def card_speed(self, name: str) -> float:
+        """Bytes per second of the layers that are not on this machine's CPU."""
+        return self.card_speeds.get(name, WORKER_SPEED if name in self.pools else self.vram_speed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +109,12 @@ class Placed:
     ram_bytes: int
     step_s: float
     estimated: bool
+    pool: str = OWN
+    card_s: float = 0.0
+    """The part of ``step_s`` that its layers on a card or a worker take."""
+    n_ctx: int = 0
+    type_k: str = "f16"
+    type_v: str = "f16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +130,12 @@ class Plan:
 
     @property
     def vram_bytes(self) -> int:
-        """Bytes on all cards."""
-        return sum(one.vram_bytes for one in self.experts)
+        """Bytes on this machine's cards."""
+        return self.bytes_in(OWN)
+
+    def bytes_in(self, pool: str) -> int:
+        """Bytes on the devices of a pool."""
+        return sum(one.vram_bytes for one in self.experts if one.pool == pool)
 
     @property
     def ram_bytes(self) -> int:
@@ -109,16 +157,17 @@ def place(shape: Shape, n_gpu: int, request: Request) -> Placed:
     n_layers = shape.n_layers
     on_card = min(n_gpu, n_layers)
     output = n_gpu > n_layers
+    n_ctx, types = request.ctx_of(shape.name), request.types_of(shape.name)
     card = range(n_layers - on_card, n_layers)
     weights = sum(shape.layer_bytes[i] for i in card) + (shape.output_bytes if output else 0)
-    kv = sum(shape.kv_layer(i, request.n_ctx, request.type_k, request.type_v) for i in card)
-    total_kv = shape.kv(request.n_ctx, request.type_k, request.type_v)
-    buffers = shape.buffers(request.n_ctx, request.ubatch, request.rows)
-    scratch = GPU_CONTEXT + shape.compute(request.n_ctx, request.ubatch, request.rows) if n_gpu else 0
+    kv = sum(shape.kv_layer(i, n_ctx, *types) for i in card)
+    total_kv = shape.kv(n_ctx, *types)
+    buffers = shape.buffers(n_ctx, request.ubatch, request.rows)
+    scratch = GPU_CONTEXT + shape.compute(n_ctx, request.ubatch, request.rows) if n_gpu else 0
     # The embeddings stay in RAM even where the output matrix, tied to them, has a copy on the card.
     left = shape.weights - sum(shape.layer_bytes[i] for i in card)
-    speed = request.speeds.get(shape.name, RAM_SPEED)
     slow = sum(shape.layer_bytes[: n_layers - on_card]) + (0 if output else shape.output_bytes)
+    card_s = weights / request.card_speed(shape.name)
     return Placed(
         name=shape.name,
         n_gpu_layers=n_gpu,
@@ -128,26 +177,35 @@ def place(shape: Shape, n_gpu: int, request: Request) -> Placed:
         buffers_bytes=buffers + scratch,
         vram_bytes=weights + kv + scratch,
         ram_bytes=left + total_kv - kv + buffers,
-        step_s=STEP_OVERHEAD + slow / speed + weights / request.vram_speed,
+        step_s=STEP_OVERHEAD + slow / request.speeds.get(shape.name, RAM_SPEED) + card_s,
         estimated=shape.estimated,
+        pool=request.pools.get(shape.name, OWN),
+        card_s=card_s,
+        n_ctx=n_ctx,
+        type_k=types[0],
+        type_v=types[1],
     )
 
 
-def step_seconds(experts: Sequence[Placed], shapes: Mapping[str, Shape], request: Request, cores: int) -> float:
+def step_seconds(experts: Sequence[Placed]) -> float:
     """Seconds until every expert has decoded one token.
 
-    Work on the card comes one after the other, work on the CPU in lanes that share its memory; the two overlap, but no
-    expert is done before its own layers are.
+    Work of one pool comes one after the other, work on the CPU in lanes that share its memory; all of them overlap, but
+    no expert is done before its own layers are.
     """
-    card = sum(_on_card(one, shapes[one.name], request) for one in experts)
-    cpu = sum(one.step_s for one in experts) - card
-    return max(card, cpu, max((one.step_s for one in experts), default=0.0))
+    pools: dict[str, float] = {}
+    for one in experts:
+        pools[one.pool] = pools.get(one.pool, 0.0) + one.card_s
+    cpu = sum(one.step_s - one.card_s for one in experts)
+    return max(cpu, *pools.values(), max((one.step_s for one in experts), default=0.0)) if experts else 0.0
 
 
-def _on_card(one: Placed, shape: Shape, request: Request) -> float:
-    on_card = min(one.n_gpu_layers, shape.n_layers)
-    output = shape.output_bytes if one.n_gpu_layers > shape.n_layers else 0
-    return (sum(shape.layer_bytes[shape.n_layers - on_card :]) + output) / request.vram_speed
+def _excess(experts: Sequence[Placed], budget: Budget) -> tuple[int, int]:
+    """(bytes too many on cards and workers, bytes too many in RAM)."""
+    over = 0
+    for pool in {one.pool for one in experts}:
+        over += max(0, sum(one.vram_bytes for one in experts if one.pool == pool) - budget.usable(pool))
+    return over, max(0, sum(one.ram_bytes for one in experts) + MARGIN_RAM - budget.ram)
 
 
 def plan(shapes: Sequence[Shape], budget: Budget, request: Request) -> Plan:
@@ -163,8 +221,8 @@ def plan(shapes: Sequence[Shape], budget: Budget, request: Request) -> Plan:
 def _requests(request: Request) -> list[Request]:
     """What is asked for, then what may be given instead, mildest change first."""
     found = [request]
-    quantized = replace(request, type_k="q8_0", type_v="q8_0")
-    if request.allow_kv_quant and request.type_k == request.type_v == "f16":
+    quantized = replace(request, type_k="q8_0", type_v="q8_0", types={})
+    if request.allow_kv_quant and request.type_k == request.type_v == "f16" and not request.types:
         found.append(quantized)
     if request.allow_short_ctx:
         n_ctx = request.n_ctx // 2
@@ -177,23 +235,23 @@ def _requests(request: Request) -> list[Request]:
 def _best(shapes: Sequence[Shape], budget: Budget, request: Request) -> Plan:
     ordered = sorted(shapes, key=lambda shape: shape.name)
     options = [_options(shape, budget, request) for shape in ordered]
-    counts = _exhaustive(ordered, options, budget, request) if _size(options) <= _MOST_COMBINATIONS else None
+    counts = _exhaustive(options, budget) if _size(options) <= _MOST_COMBINATIONS else None
     if counts is None:
-        counts = _climbed(ordered, options, budget, request)
+        counts = _climbed(options, budget)
     by_name = {shape.name: place(shape, n, request) for shape, n in zip(ordered, counts, strict=True)}
     experts = tuple(by_name[shape.name] for shape in shapes)
-    known = {shape.name: shape for shape in shapes}
-    vram, ram = sum(one.vram_bytes for one in experts), sum(one.ram_bytes for one in experts)
-    fits = vram <= budget.usable_vram and ram + MARGIN_RAM <= budget.ram
-    return Plan(fits, experts, request, budget, step_seconds(experts, known, request, budget.cores))
+    return Plan(_excess(experts, budget) == (0, 0), experts, request, budget, step_seconds(experts))
 
 
 def _options(shape: Shape, budget: Budget, request: Request) -> list[Placed]:
     fixed = request.layers.get(shape.name)
+    most = shape.n_layers + 1
     if fixed is not None:
-        counts = [shape.n_layers + 1 if fixed < 0 else min(fixed, shape.n_layers + 1)]
+        counts = [most if fixed < 0 else min(fixed, most)]
+    elif budget.usable(request.pools.get(shape.name, OWN)):
+        counts = list(range(min(most, request.most_layers.get(shape.name, most)) + 1))
     else:
-        counts = list(range(shape.n_layers + 2)) if budget.vram else [0]
+        counts = [0]
     return [place(shape, n, request) for n in counts]
 
 
@@ -204,9 +262,7 @@ def _size(options: Sequence[Sequence[Placed]]) -> int:
     return total
 
 
-def _exhaustive(
-    shapes: Sequence[Shape], options: Sequence[Sequence[Placed]], budget: Budget, request: Request
-) -> list[int]:
+def _exhaustive(options: Sequence[Sequence[Placed]], budget: Budget) -> list[int]:
     """Layers per expert, all combinations compared at once; ties go to fewer bytes on the card."""
     grids = np.meshgrid(*[np.arange(len(choices)) for choices in options], indexing="ij")
     at = [grid.ravel() for grid in grids]
@@ -215,34 +271,30 @@ def _exhaustive(
         added: F64 = np.sum([column[index] for column, index in zip(values, at, strict=True)], axis=0)
         return added
 
-    vram = total([np.array([one.vram_bytes for one in choices], np.float64) for choices in options])
+    def of_pool(pool: str, values: Sequence[F64]) -> F64:
+        return total([column * (choices[0].pool == pool) for choices, column in zip(options, values, strict=True)])
+
+    pools = sorted({choices[0].pool for choices in options})
+    on_card = [np.array([one.vram_bytes for one in choices], np.float64) for choices in options]
+    vram = total(on_card)
     ram = total([np.array([one.ram_bytes for one in choices], np.float64) for choices in options])
     steps = [np.array([one.step_s for one in choices]) for choices in options]
-    cards = [
-        np.array([_on_card(one, shape, request) for one in choices])
-        for shape, choices in zip(shapes, options, strict=True)
-    ]
-    card, own = total(cards), total(steps)
+    cards = [np.array([one.card_s for one in choices]) for choices in options]
     longest = np.max([column[index] for column, index in zip(steps, at, strict=True)], axis=0)
-    step = np.maximum.reduce([card, own - card, longest])
-    over = np.maximum(0.0, vram - budget.usable_vram)
+    step = np.maximum.reduce([total(steps) - total(cards), longest, *(of_pool(pool, cards) for pool in pools)])
+    over = np.sum([np.maximum(0.0, of_pool(pool, on_card) - budget.usable(pool)) for pool in pools], axis=0)
     short = np.maximum(0.0, ram + MARGIN_RAM - budget.ram)
     order = np.lexsort((vram, np.round(step, 9), short, over))
     best = order[0]
     return [choices[int(index[best])].n_gpu_layers for choices, index in zip(options, at, strict=True)]
 
 
-def _climbed(
-    shapes: Sequence[Shape], options: Sequence[Sequence[Placed]], budget: Budget, request: Request
-) -> list[int]:
+def _climbed(options: Sequence[Sequence[Placed]], budget: Budget) -> list[int]:
     """For many experts: move one or two of them at a time as long as that helps, from all on the CPU."""
-    known = {shape.name: shape for shape in shapes}
 
     def cost(chosen: Sequence[int]) -> tuple[float, float, float, float]:
         placed = [choices[i] for choices, i in zip(options, chosen, strict=True)]
-        vram, ram = sum(p.vram_bytes for p in placed), sum(p.ram_bytes for p in placed)
-        over, short = max(0.0, vram - budget.usable_vram), max(0.0, ram + MARGIN_RAM - budget.ram)
-        return over, short, round(step_seconds(placed, known, request, budget.cores), 9), vram
+        return *_excess(placed, budget), round(step_seconds(placed), 9), sum(p.vram_bytes for p in placed)
 
     chosen = [0] * len(options)
     best = cost(chosen)
@@ -270,16 +322,19 @@ def _remedies(shapes: Sequence[Shape], budget: Budget, failed: Plan) -> tuple[st
         if lacking
         else []
     )
-    if failed.vram_bytes > budget.usable_vram:
-        over = failed.vram_bytes - budget.usable_vram
-        found.append(f"the layers asked for take {_megabytes(over)} more than the card has: ask for fewer (-ngl)")
+    for pool in sorted({one.pool for one in failed.experts}):
+        over = failed.bytes_in(pool) - budget.usable(pool)
+        if over > 0:
+            where = f"the workers {pool} have" if pool else "the card has"
+            found.append(f"the layers asked for take {_megabytes(over)} more than {where}: ask for fewer (-ngl)")
     n_ctx = request.n_ctx // 2
     while n_ctx >= 256:
         if _best(shapes, budget, replace(request, n_ctx=n_ctx)).fits:
             found.append(f"a context of {n_ctx} tokens fits (--n-ctx {n_ctx})")
             break
         n_ctx //= 2
-    if request.type_k == "f16" and _best(shapes, budget, replace(request, type_k="q8_0", type_v="q8_0")).fits:
+    eight = replace(request, type_k="q8_0", type_v="q8_0", types={})
+    if request.type_k == "f16" and not request.types and _best(shapes, budget, eight).fits:
         found.append("a cache of 8 bits fits (--type-k q8_0 --type-v q8_0)")
     largest = max(shapes, key=lambda shape: (shape.weights, shape.name))
     if len(shapes) > 1:

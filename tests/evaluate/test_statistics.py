@@ -79,8 +79,8 @@ def test_calibration() -> None:
     """A law that is right as often as it says has ECE near 0; one that is always sure and half right has ½."""
     rng = np.random.default_rng(2)
     confidence = rng.uniform(0.2, 1.0, 20_000)
-    honest = calibration(confidence, rng.random(20_000) < confidence, 0.0)
+    honest = calibration(confidence, rng.random(20_000) < confidence, np.zeros(20_000, np.float32))
     assert honest.ece < 0.02
-    sure = calibration(np.ones(1000), np.arange(1000) % 2 == 0, 500.0)
+    sure = calibration(np.ones(1000), np.arange(1000) % 2 == 0, np.full(1000, 0.5, np.float32))
     assert sure.ece == pytest.approx(0.5)
     assert (sure.accuracy, sure.brier) == (0.5, 0.5)

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from gguf_fusion.arrays import F32, I32
+from gguf_fusion.ensemble import Ensemble
 from gguf_fusion.errors import (
     ClosedError,
     ConfigError,
@@ -26,7 +27,7 @@ from gguf_fusion.errors import (
     ModelFileError,
     UsageError,
 )
-from gguf_fusion.experts import llama, native
+from gguf_fusion.experts import llama, native, native_devices, weights
 from gguf_fusion.experts.llama import LlamaExpert
 from gguf_fusion.hub import locate
 from gguf_fusion.vocabulary import Kind
@@ -357,7 +358,7 @@ def test_files_that_do_not_generate(vocab_dir: Path, tmp_path: Path) -> None:
 
 def test_gpu_layers_on_a_cpu_build_warn_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Layers that cannot be offloaded: one warning with the install command, and the expert works."""
-    if native.supports_gpu_offload():
+    if native_devices.supports_gpu_offload():
         pytest.skip("this build offloads")
     monkeypatch.setattr(llama, "_warned_cpu_only", False)
     for _ in range(2):
@@ -372,9 +373,39 @@ def test_a_failure_after_loading_frees_everything(monkeypatch: pytest.MonkeyPatc
     close_context, close_model = native.Context.close, native.Model.close
     monkeypatch.setattr(native.Context, "close", lambda self: (freed.append("context"), close_context(self))[1])
     monkeypatch.setattr(native.Model, "close", lambda self: (freed.append("model"), close_model(self))[1])
+    before = weights.in_use()
     with pytest.raises(ZeroDivisionError):
-        load(S)
+        load(S, use_extra_bufts=True)  # no test of this file shares this one
     assert freed == ["context", "model"]
+    assert weights.in_use() == before
+
+
+def test_experts_of_one_file_share_its_weights() -> None:
+    """Two experts of one file hold one model and a cache each; it is freed with the second."""
+    before = weights.in_use()
+    with load(Q, n_gpu_layers=0) as one:
+        alone = weights.in_use()
+        with load(Q, n_ctx=512) as two:
+            assert weights.in_use() == alone
+            ids = ids_of(one, 9)
+            rows = [expert.evaluate(ids)[0].copy() for expert in (one, two)]
+            one.evaluate(ids[:3])
+            assert np.array_equal(rows[1], two.evaluate(ids)[0])
+            assert np.array_equal(*rows)
+    assert weights.in_use() == before
+
+
+def test_experts_before_a_broken_one_are_freed(tmp_path: Path) -> None:
+    """Native code refuses expert 2 of 3: an error that names it, and no model stays loaded."""
+    data = bytearray(locate(S).read_bytes())
+    at = data.index(b"general.architecture") + len(b"general.architecture") + 12
+    data[at : at + 5] = b"lalma"
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(data)
+    before = weights.in_use()
+    with pytest.raises(LoadError, match=r"broken.*unknown model architecture"):
+        Ensemble.from_files([S, broken, Q], n_ctx=256, n_threads=1, offline=True)
+    assert weights.in_use() == before
 
 
 FUZZ = """

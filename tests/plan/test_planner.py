@@ -18,13 +18,15 @@ def shape(name, n_layers, layer, output=0, kv=128, n_vocab=1000):
 
 def brute_force(shapes, budget, request):
     """Least (over, short, step) of all combinations, one by one."""
-    known = {s.name: s for s in shapes}
     best = None
     for counts in itertools.product(*(range(s.n_layers + 2) for s in shapes)):
         placed = [place(s, n, request) for s, n in zip(shapes, counts, strict=True)]
-        over = max(0, sum(p.vram_bytes for p in placed) - budget.usable_vram)
+        over = sum(
+            max(0, sum(p.vram_bytes for p in placed if p.pool == pool) - budget.usable(pool))
+            for pool in {p.pool for p in placed}
+        )
         short = max(0, sum(p.ram_bytes for p in placed) + MARGIN_RAM - budget.ram)
-        cost = over, short, round(step_seconds(placed, known, request, budget.cores), 9)
+        cost = over, short, round(step_seconds(placed), 9)
         best = cost if best is None or cost < best else best
     return best
 
@@ -39,11 +41,15 @@ def test_equals_trying_everything(seed):
         for i in range(int(rng.integers(1, 4)))
     ]  # fmt: skip
     speeds = {s.name: float(rng.uniform(2e9, 3e10)) for s in shapes}
-    budget = Budget(vram=(int(rng.integers(0, 3000)) << 20,), ram=int(rng.integers(500, 8000)) << 20)
-    request = Request(n_ctx=int(rng.choice([512, 2048])), speeds=speeds)
+    budget = Budget(
+        vram=(int(rng.integers(0, 3000)) << 20,), ram=int(rng.integers(500, 8000)) << 20,
+        workers={"w": (int(rng.integers(0, 2000)) << 20,)},
+    )  # fmt: skip
+    pools = {s.name: "w" for s in shapes if rng.random() < 0.3}
+    request = Request(n_ctx=int(rng.choice([512, 2048])), speeds=speeds, pools=pools)
     made = plan(shapes, budget, request)
     over, short, step = brute_force(shapes, budget, request)
-    assert max(0, made.vram_bytes - budget.usable_vram) == over
+    assert sum(max(0, made.bytes_in(pool) - budget.usable(pool)) for pool in ("", "w")) == over
     assert max(0, made.ram_bytes + MARGIN_RAM - budget.ram) == short
     assert round(made.step_s, 9) == step
     assert made.fits == (over == 0 and short == 0)

@@ -66,14 +66,14 @@ def plan(c: Covers, pieces: Pieces, rows: Rows, learned: Learned, limits: Limits
     for i in range(kept):
         top = max(top, c.leaves[i].log_weight + np.log(c.leaves[i].mass))
     for i in range(s.n_ghosts):
-        top = max(top, c.ghosts[i].log_weight + now - c.ghosts[i].stood)
+        top = max(top, c.ghosts[i].log_weight + (now - c.ghosts[i].stood))
     if top == -np.inf:
         return NO_MASS
     total = 0.0
     for i in range(kept):
         total += np.exp(c.leaves[i].log_weight + np.log(c.leaves[i].mass) - top)
     for i in range(s.n_ghosts):
-        total += np.exp(c.ghosts[i].log_weight + now - c.ghosts[i].stood - top)
+        total += np.exp(c.ghosts[i].log_weight + (now - c.ghosts[i].stood) - top)
     s.log_total = top + np.log(total)
     return drop(c, learned, limits)
 
@@ -128,7 +128,7 @@ def drop(c: Covers, learned: Learned, limits: Limits) -> float:
     left, kept = 0.0, 0
     for i in range(s.n_ghosts):
         ghost = c.ghosts[i]
-        log_share = ghost.log_weight + now - ghost.stood - s.log_total
+        log_share = ghost.log_weight + (now - ghost.stood) - s.log_total
         if log_share < limits.log_keep:
             continue
         bits = expected_bits(learned, last, log_share) if ghost.position == s.here else _LATE_BITS
@@ -160,7 +160,7 @@ def sum_law(c: Covers, pieces: Pieces, rows: Rows, limits: Limits, probs: F64) -
     ghosts = 0.0
     for i in range(s.n_ghosts):
         ghost = c.ghosts[i]
-        ghosts += np.exp(ghost.log_weight + c.stood[s.here] - ghost.stood - s.log_total)
+        ghosts += np.exp(ghost.log_weight + (c.stood[s.here] - ghost.stood) - s.log_total)
     mass = probs.sum()
     s.ghost_share = limits.escape + (1.0 - limits.escape) * ghosts / (ghosts + mass)
     if mass > 0.0:

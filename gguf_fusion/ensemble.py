@@ -13,7 +13,7 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 from gguf_fusion import hub
-from gguf_fusion.ahead import LEVELS
+from gguf_fusion.ahead import LEVELS, AheadExpert
 from gguf_fusion.arrays import F64
 from gguf_fusion.chat import Message, as_messages, chat_prompt, own_words, raw_prompt, utf8
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry, check_known
@@ -181,7 +181,8 @@ class Ensemble:
     @property
     def experts(self) -> tuple[Expert, ...]:
         """The experts in the order of ``names``; between texts they may tokenize, evaluating is the ensemble's part."""
-        return tuple(predictor.expert for predictor in self._loaded.engine.predictors)
+        predictors = (predictor.expert for predictor in self._loaded.engine.predictors)
+        return tuple(expert.inside if isinstance(expert, AheadExpert) else expert for expert in predictors)
 
     @property
     def templates(self) -> tuple[str | None, ...]:

@@ -8,6 +8,10 @@ Measured is what the child's resident memory grows by, weights mapped from the f
 Or the peak of ``gguf-fusion run`` on the default ensemble, Python and all, against its files, its caches and 300 MB:
 
     python bench/memory.py --run > bench/results/run_memory.jsonl
+
+Or the peak of ``gguf-fusion quants`` and of the processes it starts, with an empty cache, on the largest vocabulary:
+
+    python bench/memory.py --quants > bench/results/quants_memory.jsonl
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 
 from gguf_fusion import __version__, hub
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
@@ -51,12 +57,16 @@ print(me.memory_info().rss - before)
 """
 
 RUN = """
-import resource, sys
+import json, resource, sys
 from gguf_fusion.cli import main
 main.main(sys.argv[1:], standalone_mode=False)
 unit = 1 if sys.platform == "darwin" else 1024
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, file=sys.stderr)
+peaks = [resource.getrusage(who).ru_maxrss * unit for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+print(json.dumps(peaks), file=sys.stderr)
 """
+"""Prints the peak of the process and of the largest one it started."""
+
+ABOUT = {"version": __version__, "machine": platform.machine(), "cores": os.cpu_count()}
 
 MARGIN_BYTES = 300_000_000
 """What ``run`` may take beside files and caches."""
@@ -75,15 +85,36 @@ def run_peaks() -> None:
     contexts = [Settings() if member.spec.n_ctx is None else Settings(n_ctx=member.spec.n_ctx) for member in members]
     caches = sum(cache_bytes(info, settings) for info, settings in zip(infos, contexts, strict=True))
     for prompt, words in PROMPTS.items():
-        command = [sys.executable, "-c", RUN, "run", "--offline", "--seed", "1", "-t", "1", *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        peak = int(done.stderr.split()[-1])
+        peak, _ = peaks_of("run", "--seed", "1", *words)
         record = {
             "prompt": prompt, "files_bytes": files, "kv_bytes": caches, "peak_bytes": peak,
-            "beside_bytes": peak - files - caches, "allowed_bytes": files + caches + MARGIN_BYTES,
-            "version": __version__, "machine": platform.machine(), "cores": os.cpu_count(),
+            "beside_bytes": peak - files - caches, "allowed_bytes": files + caches + MARGIN_BYTES, **ABOUT,
         }  # fmt: skip
         print(json.dumps(record), flush=True)
+
+
+def quants_peaks(name: str, levels: Sequence[str]) -> None:
+    """Print one JSON line per level: the peak of making, timing or comparing it, whichever takes most."""
+    reference = hub.locate(name)
+    for level in levels:
+        with tempfile.TemporaryDirectory() as cache:
+            own, started = peaks_of(
+                "quants", str(reference), "--quants", level, "--requantize", "--chunks", "1", "-p", "64", "-n", "4",
+                "-r", "1", GGUF_FUSION_CACHE=cache,
+            )  # fmt: skip
+        record = {
+            "expert": name, "level": level, "model_bytes": reference.stat().st_size, "peak_bytes": max(own, started),
+            "above_model_bytes": max(own, started) - reference.stat().st_size, **ABOUT,
+        }  # fmt: skip
+        print(json.dumps(record), flush=True)
+
+
+def peaks_of(*words: str, **variables: str) -> list[int]:
+    """Peak resident bytes of a command, and of the largest process that it started."""
+    command = [sys.executable, "-c", RUN, *words, "--offline", "-t", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **variables})
+    found: list[int] = json.loads(done.stderr.splitlines()[-1])
+    return found
 
 
 def main() -> None:
@@ -92,9 +123,13 @@ def main() -> None:
     parser.add_argument("--experts", nargs="+", default=POCKET)
     parser.add_argument("--n-ctx", nargs="+", type=int, default=[512, 4096, 8192])
     parser.add_argument("--run", action="store_true", help="Measure the whole command instead.")
+    parser.add_argument("--quants", action="store_true", help="Measure gguf-fusion quants instead.")
     arguments = parser.parse_args()
     if arguments.run:
         run_peaks()
+        return
+    if arguments.quants:
+        quants_peaks("gemma-3-270m", ["Q2_K", "Q8_0", "F16"])
         return
     for name in arguments.experts:
         shape = shape_of(name, read(hub.locate(name)))
@@ -107,8 +142,7 @@ def main() -> None:
             record = {
                 "expert": name, "n_ctx": n_ctx, "measured_bytes": measured, "predicted_bytes": need.total,
                 "weights_bytes": need.weights, "kv_bytes": need.kv, "buffers_bytes": need.buffers,
-                "error": need.total / measured - 1.0, "version": __version__, "machine": platform.machine(),
-                "cores": os.cpu_count(),
+                "error": need.total / measured - 1.0, **ABOUT,
             }  # fmt: skip
             print(json.dumps(record), flush=True)
 

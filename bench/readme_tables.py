@@ -63,7 +63,61 @@ class Table:
     means: Mapping[str, tuple[str, Callable[[float], str]]] = field(default_factory=dict)
 
 
+LEVELS = Table(
+    identity=("level",),
+    by={"level": "level", "made": "made"},
+    means={
+        "size_bytes": ("MB", megabytes),
+        "bpw": ("bits per weight", "{:.2f}".format),
+        "pp_ts": ("prompt, tokens/s", "{:.0f}".format),
+        "tg_ts": ("writing, tokens/s", "{:.1f}".format),
+        "peak_bytes": ("memory, MB", megabytes),
+        "bpb": ("bits per byte", "{:.4f}".format),
+        "ppl": ("perplexity", "{:.3f}".format),
+        "kld_mean": ("KL divergence", "{:.4f}".format),
+        "kld_se": ("± se", "{:.4f}".format),
+        "kld_99": ("99 %", "{:.3f}".format),
+        "same_top": ("same top token", lambda value: f"{100 * value:.1f} %"),
+    },
+)
+
 TABLES = {
+    "quants_smollm2": LEVELS,
+    "quants_qwen": LEVELS,
+    "quants_ensemble": Table(
+        identity=("ensemble", "budget_bytes"),
+        unfold="lines",
+        by={"what": "choice", "choice": "levels"},
+        means={
+            "size_bytes": ("MB", megabytes),
+            "bpb": ("bits per byte", "{:.4f}".format),
+            "gain_of_best": ("the best gains", percent),
+        },
+    ),
+    "quants_memory": Table(
+        identity=("expert", "level"),
+        by={"expert": "expert", "level": "level"},
+        means={
+            "model_bytes": ("model, MB", megabytes),
+            "peak_bytes": ("peak, MB", megabytes),
+            "above_model_bytes": ("above the model, MB", megabytes),
+        },
+    ),
+    "bench": Table(
+        identity=("model", "test", "n_threads"),
+        by={"model": "model", "n_threads": "threads", "test": "test"},
+        means={
+            "avg_ts": ("tokens/s", "{:.2f}".format),
+            "stddev_ts": ("± sd", "{:.2f}".format),
+            "bytes_per_s": ("bytes/s", "{:.1f}".format),
+            "decodes_per_token": ("decodes per token", "{:.2f}".format),
+            "experts_ms": ("experts, ms per token", "{:.1f}".format),
+            "bridge_ms": ("bridge", "{:.2f}".format),
+            "fusion_ms": ("fusion", "{:.2f}".format),
+            "sampling_ms": ("sampling", "{:.2f}".format),
+            "peak_rss_bytes": ("memory, MB", megabytes),
+        },
+    ),
     "fidelity": Table(
         identity=("expert", "domain"),
         unfold="bridge",
@@ -201,12 +255,17 @@ def table(name: str) -> str:
     for record in flat:
         groups.setdefault(tuple(record[key] for key in spec.by), []).append(record)
     lines = [
-        [*map(number, group)]
-        + [show(sum(r[key] for r in members) / len(members)) for key, (_, show) in spec.means.items()]
+        [*map(number, group)] + [mean(members, key, show) for key, (_, show) in spec.means.items()]
         for group, members in groups.items()
     ]
     headings = [*spec.by.values(), *(heading for heading, _ in spec.means.values())]
     return markdown(headings, lines) + provenance(path, list(latest.values()))
+
+
+def mean(records: Iterable[Record], key: str, show: Callable[[float], str]) -> str:
+    """The mean of a key over the records that have it, as it is shown; empty where none has."""
+    values = [record[key] for record in records if record.get(key) is not None]
+    return show(sum(values) / len(values)) if values else ""
 
 
 def markdown(headings: Iterable[str], lines: Iterable[Iterable[str]]) -> str:

@@ -213,13 +213,14 @@ def _laws(member: Member, level: str, file: Path, text: bytes) -> tuple[Any, Any
     from gguf_fusion.evaluate.score import Document
     from gguf_fusion.evaluate.scorer import Scorer, Settings
     from gguf_fusion.measure.combinations import Laws
+    from gguf_fusion.weights import LOWEST
 
     one = replace(member, weight=1.0)
     with (
         Scorer.of_members([one], [file], Options(lanes="serial"), Settings()) as scorer,
         scorer.trace(Document(level, text)) as trace,
     ):
-        blocks = [np.log(np.maximum(probs[:, 0], 1e-300)) for _, probs, _ in trace.blocks()]
+        blocks = [np.maximum(laws[0], LOWEST) for _, laws in trace.blocks(np.ones(1))]
         return Laws(level, read(file).size_bytes, np.concatenate(blocks)), np.array(trace.scored)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gguf_fusion.arrays import F64, I64
-from gguf_fusion.kernels.scan import evidence_weights
+from gguf_fusion.kernels.scan import decayed_sums, evidence_weights
 from gguf_fusion.parameters import Number, Word
 from gguf_fusion.roles import TASKS, classify, role_weights
 from gguf_fusion.weights import LOWEST, N_BYTES, Members, WeightRule, along, normal, one_hot, rule
@@ -213,6 +213,10 @@ class Recent(WeightRule):
 
     def observe(self, gained: F64, symbol: int = -1) -> None:
         self._bits = self._keep * self._bits - np.maximum(gained, LOWEST)
+
+    def block(self, logprobs: F64, gained: F64, came: I64) -> F64:
+        lost = np.ascontiguousarray(-np.maximum(gained, LOWEST).T)
+        return one_hot(decayed_sums(lost, self._keep, self._bits).T, self.members.base)
 
     def state(self) -> Any:
         return self._bits.copy()

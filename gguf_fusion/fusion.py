@@ -241,8 +241,12 @@ def gate(logprobs: F64, weights: F64, c: float = 0.5, inner: str = "linear") -> 
     agree = ((first == chosen) | absent).all(axis=0)
     at_chosen = np.take_along_axis(logprobs, np.broadcast_to(chosen, weights.shape)[..., None], axis=-1)[..., 0]
     mean = (weights * np.exp(at_chosen)).sum(axis=0)
-    pooled, _ = normalised((linear if inner == "linear" else loglinear)(logprobs, weights))
-    return np.where((agree | (mean > c))[..., None], lead, pooled)
+    apart = ~(agree | (mean > c))
+    law = lead.copy()
+    if apart.any():
+        inner_pool = linear if inner == "linear" else loglinear
+        law[apart] = normalised(inner_pool(logprobs[:, apart], weights[:, apart]))[0]
+    return law
 
 
 _LOWEST = -700.0
@@ -270,6 +274,8 @@ def normalised(log_f: F64) -> tuple[F64, F64]:
 def _log_mean(logs: F64, weights: F64) -> F64:
     """ln Σ w_i exp(logs_i) per symbol."""
     if not (weights > 0.0).all():  # an expert without weight neither counts nor overflows
+        if (weights.max(axis=0) == 1.0).all():  # one expert per step
+            return _of(logs, weights.argmax(axis=0)).copy()
         logs = np.where(weights[..., None] > 0.0, logs, -np.inf)
     top = logs.max(axis=0)
     top[np.isneginf(top)] = 0.0

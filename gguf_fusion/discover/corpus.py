@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_fusion.arrays import F64
-from gguf_fusion.cover.ghosts import fill
 from gguf_fusion.errors import UsageError
 from gguf_fusion.evaluate.score import Document
 from gguf_fusion.evaluate.split import together
@@ -108,13 +107,8 @@ def filled(trace: Trace) -> NDArray[np.float32]:
     """float32[n_bytes, n_experts, 257]: a trace's laws in full, the other experts standing in with equal weights."""
     n = len(trace.names)
     out = np.empty((len(trace.text), n, N_SYMBOLS), np.float32)
-    weights, stand_ins = np.full(n, 1.0 / n), np.zeros((n, N_SYMBOLS))
-    flat = np.full(N_SYMBOLS, 1.0 / N_SYMBOLS)
-    for first, block, shares in trace.blocks():
-        for t, probs in enumerate(block):
-            fill(probs, shares[t], weights, stand_ins, lambda i: flat)
-            with np.errstate(divide="ignore"):
-                out[first + t] = np.log(probs)
+    for first, laws in trace.blocks(np.full(n, 1.0 / n)):
+        out[first : first + laws.shape[1]] = laws.transpose(1, 0, 2)
     return out
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from gguf_fusion.arrays import F64
-from gguf_fusion.evaluate.score import filled_block
 from gguf_fusion.evaluate.trace import Trace
 from gguf_fusion.evidence import em_weights
 from gguf_fusion.expressions import parse
@@ -33,11 +32,7 @@ class Checks:
 
 def laws_of(trace: Trace, weights: F64) -> F64:
     """float64[n_experts, n_bytes, n_symbols], natural logs, every ghosts' share filled."""
-    parts = []
-    for _, probs, shares in trace.blocks():
-        with np.errstate(divide="ignore"):
-            parts.append(np.log(filled_block(probs, shares, weights / weights.sum())).transpose(1, 0, 2))
-    return np.concatenate(parts, axis=1)
+    return np.concatenate([laws for _, laws in trace.blocks(weights / weights.sum())], axis=1)
 
 
 def given_of(trace: Trace, weights: F64) -> F64:

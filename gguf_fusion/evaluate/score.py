@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -9,7 +10,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gguf_fusion.arrays import F32, F64, Bool
-from gguf_fusion.cover.ghosts import FLOOR
 from gguf_fusion.evaluate.trace import Trace
 from gguf_fusion.evidence import SEPARATORS
 from gguf_fusion.fusion import linear, normalised
@@ -206,7 +206,7 @@ def fuse(trace: Trace, strategy: Strategy, weights: F64, roles: Sequence[str] = 
     correct, used = np.zeros(n, np.bool_), np.zeros((n, n_experts), np.float32)
     text = np.frombuffer(trace.text, np.uint8).astype(np.int64)
     empty_pools = 0
-    for first, logprobs in _ahead(_filled(trace, base)):
+    for first, logprobs in _ahead(trace, base):
         at = slice(first, first + logprobs.shape[1])
         came = text[at]
         laws, mixed, log_z = fuser.fuse_block(logprobs, came)
@@ -234,44 +234,20 @@ def fuse(trace: Trace, strategy: Strategy, weights: F64, roles: Sequence[str] = 
     )
 
 
-def _filled(trace: Trace, weights: F64) -> Iterator[tuple[int, F64]]:
-    """Yield (first byte, ln p float64[n_experts, m, n_symbols]) over the document."""
-    for first, probs, shares in trace.blocks():
-        with np.errstate(divide="ignore"):
-            yield first, np.log(filled_block(probs, shares, weights)).transpose(1, 0, 2)
-
-
-def _ahead(blocks: Iterator[tuple[int, F64]]) -> Iterator[tuple[int, F64]]:
-    """The same blocks; a thread makes the next one while one is used."""
+def _ahead(trace: Trace, weights: F64) -> Iterator[tuple[int, F64]]:
+    """The blocks of a trace, prepared in a thread while earlier ones are used."""
+    starts = trace.block_starts()
     with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(next, blocks, None)
-        while (block := coming.result()) is not None:
-            coming = pool.submit(next, blocks, None)
-            yield block
+        coming = deque((first, pool.submit(trace.block, first, weights)) for first in starts[:_AHEAD])
+        for later in starts[_AHEAD:]:
+            first, block = coming.popleft()
+            yield first, block.result()
+            coming.append((later, pool.submit(trace.block, later, weights)))
+        for first, block in coming:
+            yield first, block.result()
 
 
-def filled_block(probs: F64, shares: F64, weights: F64) -> F64:
-    """float64[m, n_experts, n_symbols], rows sum to 1: ``cover.ghosts.fill`` on many steps at once, in place.
-
-    probs : float64[m, n_experts, n_symbols], rows sum to 1 - shares;  shares : float64[m, n_experts]
-    Where the others know nothing (no weight, no mass), those with any mass speak with equal weights, else all alike.
-    """
-    n = len(weights)
-    if n == 1:
-        return probs
-    others = 1.0 - np.eye(n)
-    stand_in = np.matmul(others * weights, probs)
-    mass = stand_in.sum(axis=2, keepdims=True)
-    if (unknown := mass[:, :, 0] <= FLOOR).any():
-        equal = np.matmul(others, probs)
-        total = equal.sum(axis=2, keepdims=True)
-        flat = np.full_like(equal, 1.0 / probs.shape[2])
-        stand_in[unknown] = np.divide(equal, total, out=flat, where=total > 0.0)[unknown]
-        mass[unknown] = 1.0
-    stand_in *= (1.0 - FLOOR) / mass
-    stand_in += FLOOR / probs.shape[2]
-    probs += shares[:, :, None] * stand_in
-    return probs
+_AHEAD = 4
 
 
 def total(scores: Sequence[DocumentScore], name: str = "all", domain: str = "") -> DocumentScore:

@@ -11,12 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_fusion.arrays import F64, Bool
+from gguf_fusion.cover.ghosts import FLOOR
 from gguf_fusion.errors import GgufFusionError
+from gguf_fusion.kernels.unpack import unpack
 from gguf_fusion.records import N_SYMBOLS
 
 LAWS, COLUMNS = "laws.npy", "columns.npy"
 
-_BLOCK = 1024
+_BLOCK = 256
+"""Bytes worked on at once: their laws stay in a processor's cache."""
 
 
 def columns_dtype(n_epsilons: int) -> np.dtype[Any]:
@@ -66,26 +69,29 @@ class Trace:
     n_windows: int
     seconds: float
 
-    def blocks(self) -> Iterator[tuple[int, F64, F64]]:
-        """Yield (first byte, probs float64[m, n_experts, 257], shares float64[m, n_experts]) over the document.
+    def blocks(self, weights: F64) -> Iterator[tuple[int, F64]]:
+        """Yield (first byte, ln p float64[n_experts, m, 257]) over the document: rows sum to 1, ghosts' share filled.
 
         The rounding of float16 is mended where it counts: the byte that came has the float32 probability of its own
-        column, and the rest is rescaled so that each law sums to 1 - share. A lone expert's law is whole: share 0.
+        column. ``weights``: float64[n_experts], sum 1, of those that stand in; a lone expert's law is whole.
         """
-        data = np.frombuffer(self.text, np.uint8)
-        for first in range(0, len(data), _BLOCK):
-            probs = np.exp(self.laws[first : first + _BLOCK].astype(np.float64))
-            columns = self.columns[first : first + _BLOCK]
-            shares = columns["joint_share"].astype(np.float64) if len(self.names) > 1 else np.zeros((len(probs), 1))
-            at = np.arange(len(probs)), slice(None), data[first : first + _BLOCK]
-            exact = np.exp(columns["joint_logprob"].astype(np.float64))
-            probs[at] = 0.0
-            rest = probs.sum(axis=2)
-            wanted = np.maximum(1.0 - shares - exact, 0.0)
-            np.divide(wanted, rest, out=rest, where=rest > 0.0)
-            probs *= rest[:, :, None]
-            probs[at] = exact
-            yield first, probs, shares
+        for first in self.block_starts():
+            yield first, self.block(first, weights)
+
+    def block_starts(self) -> range:
+        """First bytes of the blocks."""
+        return range(0, len(self.text), _BLOCK)
+
+    def block(self, first: int, weights: F64) -> F64:
+        """The block of ``blocks`` that begins at byte ``first``."""
+        at = slice(first, first + _BLOCK)
+        columns = self.columns[at]
+        exact = np.exp(columns["joint_logprob"].astype(np.float64))
+        shares = columns["joint_share"].astype(np.float64) if len(self.names) > 1 else np.zeros(exact.shape)
+        came = np.frombuffer(self.text, np.uint8)[at].astype(np.int64)
+        laws = unpack(self.laws[at], exact, shares, came, weights, FLOOR)
+        with np.errstate(divide="ignore"):
+            return np.log(laws, out=laws)
 
 
 def need_bytes(n_bytes: int, n_experts: int, n_epsilons: int) -> int:

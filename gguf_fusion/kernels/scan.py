@@ -1,4 +1,4 @@
-"""Running evidence: the weights of experts over many steps of a text, each step depending on the one before."""
+"""Running evidence: what is known of experts over many steps of a text, each step depending on the one before."""
 
 from __future__ import annotations
 
@@ -61,3 +61,25 @@ def evidence_weights(
     check_array("log_base", log_base, np.float64, (n,))
     check_array("out", out, np.float64, (n_steps, n))
     _evidence(gained, resets, credit, log_base, eta, gamma, alpha, out)
+
+
+@kernel
+def _decayed(values: F64, keep: float, sums: F64, out: F64) -> None:
+    n_steps, n = values.shape
+    for t in range(n_steps):
+        for i in range(n):
+            out[t, i] = sums[i]
+            sums[i] = keep * sums[i] + values[t, i]
+
+
+def decayed_sums(values: F64, keep: float, sums: F64) -> F64:
+    """float64[n_steps, n]: the running sums before each step; ``sums`` s becomes that after the last.
+
+    After a step s ← keep s + values.  values : float64[n_steps, n];  sums : float64[n]
+    """
+    n_steps, n = values.shape
+    check_array("values", values, np.float64, (None, None))
+    check_array("sums", sums, np.float64, (n,))
+    out = np.empty((n_steps, n))
+    _decayed(values, keep, sums, out)
+    return out

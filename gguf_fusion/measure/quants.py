@@ -25,6 +25,7 @@ from gguf_fusion.measure.combinations import Chosen, Laws, choose
 from gguf_fusion.measure.ladder import Ladder, Plan, Tell, ladder
 from gguf_fusion.measure.making import check_levels, made, needs_leave
 from gguf_fusion.members import Member, members_from, members_of
+from gguf_fusion.weights import LOWEST
 
 LEVELS = ("Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0")
 
@@ -220,6 +221,6 @@ class _Reading:
             Scorer.of_members([replace(member, weight=1.0)], [file], options, ScorerSettings()) as scorer,
             scorer.trace(Document(level, self._text)) as trace,
         ):
-            logs = np.concatenate([np.log(np.maximum(probs[:, 0], 1e-300)) for _, probs, _ in trace.blocks()])
+            logs = np.concatenate([np.maximum(laws[0], LOWEST) for _, laws in trace.blocks(np.ones(1))])
             self.scored &= np.array(trace.scored)
         return Laws(level, read(file).size_bytes, logs)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +14,7 @@ from gguf_fusion.arrays import F64
 from gguf_fusion.battery.items import Item, passes
 from gguf_fusion.discover.corpus import filled
 from gguf_fusion.ensemble import Ensemble
+from gguf_fusion.errors import UsageError
 from gguf_fusion.evaluate.score import Document
 from gguf_fusion.evaluate.scorer import Scorer
 from gguf_fusion.strategy import Strategy
@@ -30,6 +34,46 @@ class Result:
     passed: bool | None = None
     answer: str | None = None
     seed: int | None = None
+
+
+class Kept:
+    """Answers in a file of JSON lines, written as they come: an interruption loses the one in the making."""
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        """``about``: what the answers depend on. Raises UsageError for a file that belongs to something else."""
+        self.path = path
+        self.results: list[Result] = []
+        known = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
+        if known[-1]:  # cut off by a kill
+            path.write_text("".join(line + "\n" for line in known[:-1]), encoding="utf-8")
+        try:
+            records = [json.loads(line) for line in known[:-1]]
+            then = records[0]["about"] if records else None
+            self.results = [Result(**record) for record in records[1:]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{path}: expected answers that this program wrote, got something else ({error})"
+            ) from None
+        if then is None:
+            self._append({"about": dict(about)})
+        elif then != json.loads(json.dumps(about)):
+            raise UsageError(
+                f"{path} has answers of other experts, another router or other lengths; name another file (--answers)"
+            )
+
+    def known(self) -> set[tuple[str, str, int | None]]:
+        """(item, who, seed) of all answers."""
+        return {(one.item, one.who, one.seed) for one in self.results}
+
+    def add(self, result: Result) -> None:
+        """Keep an answer."""
+        self.results.append(result)
+        self._append(asdict(result))
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def reference_bits(

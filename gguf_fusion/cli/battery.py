@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
 from gguf_fusion import hub
-from gguf_fusion.battery.items import items
-from gguf_fusion.battery.run import Result, answers, reference_bits, table
+from gguf_fusion.battery.items import Item, items
+from gguf_fusion.battery.run import Kept, Result, reference_bits, table
+from gguf_fusion.battery.run import answers as written
 from gguf_fusion.cli._output import ConsoleProgress, note, print_json, print_line, print_table, warn
 from gguf_fusion.cli._registry import registry_option
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
@@ -32,6 +35,11 @@ from gguf_fusion.members import members_of
 @click.option(
     "--seed", "seeds", type=click.IntRange(min=0), multiple=True, help="Sample with a seed (repeatable); else greedy."
 )
+@click.option(
+    "--answers",
+    type=click.Path(path_type=Path),
+    help="With generate: keep answers here, and go on with them.",
+)
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first items.")
 @click.option("-t", "--threads", type=click.IntRange(min=1), help="Threads for all experts together.")
 @click.option("--offline", is_flag=True, help="Use only what is on this machine.")
@@ -44,6 +52,7 @@ def battery(
     strategies: tuple[str, ...],
     mode: str,
     seeds: tuple[int, ...],
+    answers: Path | None,
     limit: int | None,
     threads: int | None,
     offline: bool,
@@ -51,7 +60,8 @@ def battery(
 ) -> None:
     """Run 48 prompts of eight categories: each expert alone, then fused.
 
-    A smoke test: with six items per category nothing is proven. Ctrl-C reports what was done so far.
+    A smoke test: with six items per category nothing is proven. Ctrl-C reports what was done so far; with --answers
+    the same command goes on from there.
     """
     found = items(category)[:limit]
     spec = registry.ensemble(ensemble)
@@ -68,12 +78,28 @@ def battery(
                 results.extend(reference_bits(scorer, found, parsed, weights, roles, note))
         else:
             with Ensemble.from_registry(ensemble, registry=registry, offline=offline, n_threads=threads) as loaded:
-                results.extend(answers(loaded, found, wanted, seeds or (None,), note))
+                kept = None if answers is None else Kept(answers, {"experts": list(loaded.names)})
+                results.extend(_answered(loaded, found, wanted, seeds or (None,), kept))
     except KeyboardInterrupt:
         if not results:
             raise
         warn("interrupted: these are the items done so far")
     _show(results, mode, as_json=as_json)
+
+
+def _answered(
+    loaded: Ensemble, found: Sequence[Item], wanted: Sequence[str], seeds: Sequence[int | None], kept: Kept | None
+) -> Iterator[Result]:
+    """Every answer: those that are kept first, then the others as they come."""
+    asked = {item.id for item in found}
+    ways = {*loaded.names, *wanted}
+    for one in kept.results if kept else ():
+        if one.item in asked and one.who in ways and one.seed in seeds:
+            yield one
+    for one in written(loaded, found, wanted, seeds, note, kept.known() if kept else ()):
+        if kept:
+            kept.add(one)
+        yield one
 
 
 def _show(results: list[Result], mode: str, *, as_json: bool) -> None:

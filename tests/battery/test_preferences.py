@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gguf_fusion.battery.items import Item
-from gguf_fusion.battery.preferences import Kept, _change, learn, read_answer, sample, splits_of
-from gguf_fusion.battery.run import Result
+from gguf_fusion.battery.preferences import _change, learn, read_answer, sample, splits_of
+from gguf_fusion.battery.run import Kept, Result
 from gguf_fusion.ensemble import Ensemble
 from gguf_fusion.errors import UsageError
 from gguf_fusion.experts.table import TableExpert

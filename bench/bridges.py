@@ -1,9 +1,11 @@
 """The byte bridge beside four bridges from token to token, on the same texts in one run, experts of equal weight.
 
 For every bridge: bits per byte of each expert alone through it, of the experts fused, decodes per token of a text's own
-tokens, and seconds. All are fused by a linear pool with fixed weights, the byte bridge by two more strategies: a pool
-that begins anew at every byte is not the same as one that begins anew at every piece, and "word" (evidence within a
-word) is what comes closest to the latter.
+tokens, and seconds. All are fused by a linear pool with fixed weights, by a linear one whose weights follow evidence,
+and by the default strategy, a geometric one with evidence; evidence is what an expert alone gave to each byte. A
+geometric mean gives nothing to a piece that one expert lacks: where its law ends, 1 % of the union law goes on (see
+below). The byte bridge also has "word" (evidence within a word): a pool that begins anew at every byte is not the same
+as one that begins anew at every piece, and this comes closest to it.
 
 Bridges from token to token get the sum over all ways to write a text piece by piece (see ``piecewise/text_law.py``);
 decodes and seconds are those of writing its most probable path. Their pivot, where there is one, is the expert with the
@@ -12,7 +14,7 @@ union law, and the share of steps that needed it is told.
 
 All begin at the same place, a border of all tokenizations after some 32 bytes, and score up to such a border.
 
-    python bench/bridges.py --bytes 700 > bench/results/bridges.jsonl
+    python bench/bridges.py > bench/results/bridges.jsonl
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ from gguf_fusion.cover.ghosts import fill
 from gguf_fusion.cover.prefill import token_logprob
 from gguf_fusion.cover.tree import DEFAULT_EPSILON, EXACT_EPSILON, CoverTree
 from gguf_fusion.experts.llama import LlamaExpert
-from gguf_fusion.expressions import DEFAULT, parse
-from gguf_fusion.piecewise.bridges import FirstPiece, Matched, PieceBridge, TopUnion, Union
+from gguf_fusion.expressions import parse
+from gguf_fusion.piecewise.bridges import FirstPiece, Matched, PieceBridge, TopUnion, Union, geometric
 from gguf_fusion.piecewise.space import PieceSpace
 from gguf_fusion.piecewise.text_law import Way, context_of, laws_at, text_laws
 from gguf_fusion.records import N_SYMBOLS
@@ -45,7 +47,15 @@ from gguf_fusion.records import N_SYMBOLS
 CONTEXT = 32
 ROWS = 32
 LINEAR = "linear"
-STRATEGIES = (LINEAR, "word", DEFAULT)
+EVIDENCE = {"eta": 0.1, "gamma": 0.99}
+"""The default strategy's."""
+
+POOLS = {
+    LINEAR: {},
+    "linear(w=evidence(eta=0.1, gamma=0.99))": EVIDENCE,
+    "loglinear(w=evidence(eta=0.1, gamma=0.99))": {"pool": geometric, **EVIDENCE},
+}
+STRATEGIES = (*POOLS, "word")
 
 
 def shared_borders(experts: Sequence[LlamaExpert], text: bytes) -> list[int]:
@@ -115,6 +125,11 @@ def walk(
     return time.perf_counter() - began
 
 
+def say(at: int) -> None:
+    """Progress on stderr."""
+    print(f"  byte {at}", file=sys.stderr, flush=True)
+
+
 def measure(experts: Sequence[LlamaExpert], text: bytes, space: PieceSpace) -> dict[str, object]:
     """One record: own bits of every expert, and one entry per bridge."""
     borders = shared_borders(experts, text)
@@ -152,23 +167,31 @@ def measure(experts: Sequence[LlamaExpert], text: bytes, space: PieceSpace) -> d
             add(name, strategy, singles, fused, decodes, seconds_per_kb=1000.0 * seconds / n_bytes, helped=0.0)
 
     bridges = [FirstPiece(space, pivot), TopUnion(space), Union(space), Matched(space, pivot)]
-    weights = [equal, *np.eye(len(experts))]
-    ways = [Way(bridge, weight) for bridge in bridges for weight in weights]
-    found = text_laws(experts, ways, text, first, lambda at: at % 100 or print(f"  byte {at}", file=sys.stderr))
-    for k, bridge in enumerate(bridges):
-        fused_law, *singly = found[k * len(weights) : (k + 1) * len(weights)]
-        path = fused_law.path.tolist()
+    ways = [
+        [
+            *(Way(bridge, equal, **given) for given in POOLS.values()),
+            *(Way(bridge, one) for one in np.eye(len(experts))),
+        ]
+        for bridge in bridges
+    ]
+    flat = [way for some in ways for way in some]
+    found = dict(zip(map(id, flat), text_laws(experts, flat, text, first, lambda at: at % 100 or say(at)), strict=True))
+    for bridge, some in zip(bridges, ways, strict=True):
+        singly = [found[id(way)].bits for way in some[len(POOLS) :]]
+        path = found[id(some[0])].path.tolist()
         for expert in experts:
             expert.forget()
             expert.evaluate(context_of(expert, text[:first]))
         before = [expert.n_decoded for expert in experts]
         seconds = walk(experts, bridge, equal, text, path)
         decodes = [expert.n_decoded - n for expert, n in zip(experts, before, strict=True)]
-        add(
-            bridge.name, LINEAR, [one.bits for one in singly], fused_law.bits, decodes,
-            seconds_per_kb=1000.0 * seconds / n_bytes, helped=fused_law.n_escaped / (len(path) - 1),
-            bpb_one_path=fused_law.path_bits / n_bytes,
-        )  # fmt: skip
+        for strategy, way in zip(POOLS, some[: len(POOLS)], strict=True):
+            fused = found[id(way)]
+            add(
+                bridge.name, strategy, singly, fused.bits, decodes,
+                seconds_per_kb=1000.0 * seconds / n_bytes, helped=fused.n_escaped / (len(fused.path) - 1),
+                bpb_one_path=fused.path_bits / n_bytes,
+            )  # fmt: skip
     return {
         "bytes": n_bytes,
         "pivot": names[pivot],
@@ -180,7 +203,8 @@ def measure(experts: Sequence[LlamaExpert], text: bytes, space: PieceSpace) -> d
 def main() -> None:
     """Print one JSON line per kind of text."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bytes", type=int, default=700)
+    parser.add_argument("--bytes", type=int, default=1100)
+    parser.add_argument("--documents", type=int, default=2, help="of every kind")
     parser.add_argument("--domains", nargs="+", default=list(DOMAINS))
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
@@ -189,7 +213,10 @@ def main() -> None:
         for name in POCKET
     ]
     space = PieceSpace(experts)
-    for text in texts(arguments.domains, n_dev=1, n_test=0):
+    found = texts(arguments.domains, n_dev=arguments.documents, n_test=0)
+    # One document of every kind after the other, so that a run that is cut short is not one of code alone.
+    turns = [found[i :: arguments.documents] for i in range(arguments.documents)]
+    for text in (text for turn in turns for text in turn):
         print(f"{text.domain}: {text.name}", file=sys.stderr)
         record = {"domain": text.domain, "document": text.name, "digest": digest([text])}
         record |= measure(experts, text.text[: arguments.bytes].decode("utf-8", "ignore").encode(), space)

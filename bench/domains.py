@@ -41,12 +41,14 @@ STRATEGIES = (
 )  # fmt: skip
 
 
-def scored(found: list[Text], epsilons: tuple[float, ...], threads: int) -> list[DocumentScore]:
+def scored(
+    found: list[Text], epsilons: tuple[float, ...], threads: int, strategies: tuple[str, ...] = STRATEGIES
+) -> list[DocumentScore]:
     """The scores of all texts, from traces that are computed where they are missing."""
     registry = Registry.load()
     members = members_of(registry.ensemble("pocket"), registry)
     paths = [hub.locate(member.ref, registry) for member in members]
-    strategies = {name: parse(name) for name in STRATEGIES}
+    parsed = {name: parse(name) for name in strategies}
     scores = []
     with Scorer.of_members(
         members, paths, Options(n_threads=threads, lanes="serial"), Settings(epsilons=epsilons)
@@ -54,7 +56,7 @@ def scored(found: list[Text], epsilons: tuple[float, ...], threads: int) -> list
         for i, text in enumerate(found):
             with scorer.trace(Document(text.name, text.text, text.domain)) as trace:
                 document = Document(text.name, text.text, text.domain)
-                scores.append(score_trace(document, trace, strategies, np.ones(len(members))))
+                scores.append(score_trace(document, trace, parsed, np.ones(len(members))))
             print(f"{i + 1} of {len(found)}: {text.domain}, {text.name}", file=sys.stderr)
     return scores
 

@@ -1,18 +1,25 @@
 """JSON schemas against a running server: how many of its seeded texts are valid.
 
-gguf-fusion serve &
-python bench/json_schemas.py [--url http://127.0.0.1:8080/v1] [--trials 20]
+    gguf-fusion serve &
+    python bench/json_schemas.py [--url http://127.0.0.1:8080/v1] [--trials 20] > bench/results/json_schemas.jsonl
+
+One line per schema; texts that are not valid are told on stderr.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
+import sys
 import time
 from typing import Any
 
 import jsonschema
 from openai import OpenAI
+
+from gguf_fusion import __version__
 
 _WORD = {"type": "string", "maxLength": 12}
 
@@ -42,6 +49,15 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }
 
 
+def complaint(text: str, schema: dict[str, Any]) -> str | None:
+    """What is wrong with a text; None where it is valid."""
+    try:
+        jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
+    except (ValueError, jsonschema.ValidationError) as error:
+        return str(error)
+    return None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8080/v1")
@@ -49,10 +65,11 @@ def main() -> None:
     options = parser.parse_args()
     client = OpenAI(base_url=options.url, api_key="none", timeout=600)
     model = next(iter(client.models.list())).id
-    n_valid = n = 0
-    began = time.monotonic()
-    for seed in range(options.trials):
-        for name, schema in SCHEMAS.items():
+    for name, schema in SCHEMAS.items():
+        began = time.monotonic()
+        texts: list[str] = []
+        n_valid = 0
+        for seed in range(options.trials):
             answer = client.chat.completions.create(
                 model=model,
                 messages=[{"role": "user", "content": f"Give {name} as JSON."}],
@@ -60,14 +77,19 @@ def main() -> None:
                 max_tokens=200,
                 response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
             )
-            text = answer.choices[0].message.content or ""
-            n += 1
-            try:
-                jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
-                n_valid += 1
-            except (ValueError, jsonschema.ValidationError) as error:
-                print(f"seed {seed}, {name}: {text!r} ({answer.choices[0].finish_reason}): {error}")
-        print(f"{n_valid} of {n} valid after {time.monotonic() - began:.0f} s", flush=True)
+            texts.append(answer.choices[0].message.content or "")
+            wrong = complaint(texts[-1], schema)
+            n_valid += wrong is None
+            if wrong is not None:
+                print(
+                    f"seed {seed}, {name}: {texts[-1]!r} ({answer.choices[0].finish_reason}): {wrong}", file=sys.stderr
+                )
+        record = {
+            "schema": name, "ensemble": model, "n": len(texts), "valid": n_valid, "different": len(set(texts)),
+            "bytes": sum(len(text.encode()) for text in texts), "seconds": round(time.monotonic() - began, 1),
+            "version": __version__, "machine": platform.machine(), "cores": os.cpu_count(),
+        }  # fmt: skip
+        print(json.dumps(record, ensure_ascii=False), flush=True)
 
 
 if __name__ == "__main__":

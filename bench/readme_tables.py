@@ -37,6 +37,11 @@ def percent(value: float) -> str:
     return f"{100 * value:+.1f} %"
 
 
+def megabytes(value: float) -> str:
+    """Bytes in millions."""
+    return f"{value / 1e6:.0f}"
+
+
 def number(value: object) -> str:
     """Three digits for fractions, everything else as it is."""
     return f"{value:.3g}" if isinstance(value, float) else str(value).replace("|", "/")
@@ -99,13 +104,46 @@ TABLES = {
             "times_faster": ("times as fast", "{:.2f}".format),
         },
     ),
+    "decoding": Table(
+        identity=("way", "threads", "context", "draw"),
+        by={"way": "way", "threads": "threads", "context": "context", "draw": "draw"},
+        means={
+            "bytes_per_s": ("bytes per second", "{:.1f}".format),
+            "tokens_per_s": ("tokens per second", "{:.1f}".format),
+            "decodes_per_token": ("decodes per token and expert", "{:.2f}".format),
+            "to_naive": ("times the naive way", "{:.2f}".format),
+            "to_naive_from": ("95 % from", "{:.2f}".format),
+            "to_naive_to": ("to", "{:.2f}".format),
+            "to_slowest": ("times the slowest expert alone", "{:.2f}".format),
+        },
+    ),
+    "prefill": Table(
+        identity=("way", "threads"),
+        by={"way": "way", "threads": "threads"},
+        means={
+            "bytes_per_s": ("prompt bytes per second", "{:.0f}".format),
+            "to_naive": ("times the naive way", "{:.2f}".format),
+            "to_naive_from": ("95 % from", "{:.2f}".format),
+            "to_naive_to": ("to", "{:.2f}".format),
+        },
+    ),
     "memory": Table(
         identity=("expert", "n_ctx"),
         by={"expert": "expert", "n_ctx": "context"},
         means={
-            "predicted_bytes": ("predicted, MB", lambda value: f"{value / 1e6:.0f}"),
-            "measured_bytes": ("measured, MB", lambda value: f"{value / 1e6:.0f}"),
+            "predicted_bytes": ("predicted, MB", megabytes),
+            "measured_bytes": ("measured, MB", megabytes),
             "error": ("error", percent),
+        },
+    ),
+    "run_memory": Table(
+        identity=("prompt",),
+        by={"prompt": "read"},
+        means={
+            "files_bytes": ("files, MB", megabytes),
+            "kv_bytes": ("caches, MB", megabytes),
+            "beside_bytes": ("everything else, MB", megabytes),
+            "peak_bytes": ("peak, MB", megabytes),
         },
     ),
     "soak": Table(
@@ -118,7 +156,7 @@ TABLES = {
         },
     ),
     "bridges": Table(
-        identity=("domain",),
+        identity=("domain", "document"),
         unfold="bridges",
         by={"bridge": "bridge", "strategy": "strategy"},
         means={

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from gguf_fusion.errors import SamplingError as SamplingError
     from gguf_fusion.errors import StrategyError as StrategyError
     from gguf_fusion.errors import UsageError as UsageError
+    from gguf_fusion.measure.bench import bench as bench
+    from gguf_fusion.measure.quants import ensemble_quants as ensemble_quants
+    from gguf_fusion.measure.quants import quants as quants
     from gguf_fusion.pieces import PieceView as PieceView
     from gguf_fusion.records import END as END
     from gguf_fusion.records import Piece as Piece
@@ -59,6 +62,8 @@ _HOMES = {
         "StrategyError",
         "UsageError",
     ),
+    "measure.bench": ("bench",),
+    "measure.quants": ("ensemble_quants", "quants"),
     "pieces": ("PieceView",),
     "records": ("END", "Piece", "Step", "Timings", "Usage"),
     "reply": ("Reply",),

@@ -20,6 +20,14 @@ def check_array(name: str, array: NDArray[Any], dtype: DTypeLike, shape: tuple[i
 
     ``None`` in ``shape`` means any length. The message says what was expected, what was got and how to mend it.
     """
+    if (
+        isinstance(array, np.ndarray)
+        and array.dtype == dtype
+        and array.ndim == len(shape)
+        and all(n is None or n == m for n, m in zip(shape, array.shape, strict=True))
+        and array.flags.c_contiguous
+    ):
+        return
     wanted = np.dtype(dtype)
     want = f"{wanted} ({', '.join('any' if n is None else str(n) for n in shape)})"
     if not isinstance(array, np.ndarray):
@@ -27,7 +35,6 @@ def check_array(name: str, array: NDArray[Any], dtype: DTypeLike, shape: tuple[i
     got = f"{array.dtype} {array.shape}"
     if array.dtype != wanted:
         raise TypeError(f"{name}: expected {want}, got {got}; use .astype(np.{wanted.name})")
-    if array.ndim != len(shape) or any(n is not None and n != m for n, m in zip(shape, array.shape, strict=False)):
+    if array.flags.c_contiguous:
         raise ValueError(f"{name}: expected {want}, got {got}; check the number of experts and symbols")
-    if not array.flags.c_contiguous:
-        raise ValueError(f"{name}: expected C-contiguous {want}, got a strided view; use np.ascontiguousarray(...)")
+    raise ValueError(f"{name}: expected C-contiguous {want}, got a strided view; use np.ascontiguousarray(...)")

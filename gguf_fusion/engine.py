@@ -18,15 +18,17 @@ from functools import partial
 
 import numpy as np
 
+from gguf_fusion.ahead import AheadExpert, Draft
 from gguf_fusion.arrays import F64
 from gguf_fusion.cover.base import Predictor, Prompt
 from gguf_fusion.cover.direct import closed
-from gguf_fusion.cover.ghosts import fill
+from gguf_fusion.cover.ghosts import FLOOR, fill
 from gguf_fusion.errors import ContextOverflowError
 from gguf_fusion.experts.base import Expert
 from gguf_fusion.fusion import linear, normalised
 from gguf_fusion.insight import best, divergence, of_step
 from gguf_fusion.lanes import Lanes
+from gguf_fusion.lazy import MOST, Deferred, decided
 from gguf_fusion.recall import Recall
 from gguf_fusion.records import END, N_SYMBOLS, Step, Timings
 from gguf_fusion.sampling import Sampler
@@ -41,6 +43,9 @@ _SPARE_TOKENS = 8
 
 _OBSERVED_BYTES = 256
 """Prompt bytes that count as evidence, as the predictors have it."""
+
+_NO_GHOSTS = 1e-6
+"""A predictor's share below this is what it always leaves to others."""
 
 _BYTES = tuple(bytes((b,)) for b in range(256))
 
@@ -76,6 +81,7 @@ class Engine:
         *,
         space: SymbolSpace | None = None,
         roles: Sequence[str] = (),
+        draft: Draft | None = None,
     ) -> None:
         self.predictors = tuple(predictors)
         self.names = tuple(p.expert.name for p in self.predictors)
@@ -85,8 +91,15 @@ class Engine:
         self.prompt_tokens: dict[str, int] = {}
         self.n_empty_pools = 0
         """Steps at which the pool left no mass anywhere and the linear pool stepped in."""
+        self.lazy = False
+        """Whether the slowest expert may be left out of a symbol that it cannot change, see ``lazy``."""
+        self.prefetch = "off"
+        """One of ``ahead.LEVELS``."""
         self._roles = tuple(roles)
         self._lanes = lanes
+        self._draft = draft or Draft()
+        self._ahead = [p.expert for p in self.predictors if isinstance(p.expert, AheadExpert)]
+        self._deferred: list[Deferred] = []
         self._untouched = [p.snapshot() for p in self.predictors]
         self._recalls = [Recall(p.expert) for p in self.predictors]
         n, n_symbols = len(self.predictors), self.space.n_symbols
@@ -119,6 +132,8 @@ class Engine:
         self.prompt_tokens = self._count(prompts)
         began = time.perf_counter()
         observed = [np.zeros(0)] * len(prompts)
+        self._deferred.clear()
+        self._foresee(prompts, fresh=fresh)
 
         def work(i: int) -> None:
             report = None if progress is None else partial(progress, self.names[i])
@@ -156,6 +171,10 @@ class Engine:
         With ``n_top`` the step tells the most probable symbols and how far the experts disagreed, with ``insight``
         everything that ``insight.Insight`` holds.
         """
+        if self.lazy and not n_top and not insight:
+            step = self._without_slowest(sampler)
+            if step is not None:
+                return step
 
         def draw(log_f: F64) -> int:
             symbol = sampler.draw(log_f)
@@ -200,7 +219,7 @@ class Engine:
     @property
     def room(self) -> int:
         """Tokens that still fit the context of the tightest expert; nothing can be drawn once it is 0."""
-        spare = _SPARE_TOKENS if self.space.vocabulary is None else 0
+        spare = (_SPARE_TOKENS if self.space.vocabulary is None else 0) + len(self._deferred)
         return min(max(0, p.expert.n_ctx - p.n_tokens - spare) for p in self.predictors)
 
     def timings(self) -> Timings:
@@ -215,6 +234,9 @@ class Engine:
             sampling_s=self._sampling_s,
             total_s=time.perf_counter() - self._began,
             decodes=sum(int(n) for n, _, _ in spent.values()),
+            lazy_steps=self._lazy_steps,
+            rows_ahead=sum(e.n_ahead for e in self._ahead) - self._rows_before[0],
+            rows_saved=sum(e.n_used for e in self._ahead) - self._rows_before[1],
             expert_decode_s={name: decode_s for name, (_, decode_s, _) in spent.items()},
             expert_decodes={name: int(n) for name, (n, _, _) in spent.items()},
         )
@@ -228,10 +250,16 @@ class Engine:
         self._began = time.perf_counter() - prefill_s
         self._prefill_s = prefill_s
         self._fusion_s = self._sampling_s = 0.0
+        self._lazy_steps = 0
+        self._rows_before = sum(e.n_ahead for e in self._ahead), sum(e.n_used for e in self._ahead)
+        costs = [p.expert.decode_s / max(1, p.expert.n_decoded) for p in self.predictors]
+        self._slowest, self._fastest = int(np.argmax(costs)), int(np.argmin(costs))
         self._was = self._counters()
 
     def _fuse(self) -> Fused:
         """The fused law of the next symbol."""
+        if self._deferred:
+            self._catch_up()
         due = {p.expert.name: p.prepare for p in self.predictors if p.due}
         if due:
             self._lanes.run(due)
@@ -259,7 +287,89 @@ class Engine:
         for i, predictor in enumerate(self.predictors):
             predictor.push(symbol, 1.0 if self._stand_ins is None else float(self._stand_ins[i, symbol]))
             self._recalls[i].add(self.space.data(symbol), float(self._logprobs[i, symbol]))
+        self._draft.push(self.space.data(symbol))
         self._fuser.advance(symbol, self._logprobs, generated=generated)
+
+    # ---- ahead and behind -------------------------------------------------------------------------------------
+
+    def _foresee(self, prompts: Sequence[Prompt], *, fresh: bool) -> None:
+        """Tell the experts which text begins, and how far they may read ahead of it."""
+        first = self.predictors[0].expert
+        self._draft.guessing = self.prefetch != "off"
+        if self._draft.guessing:
+            self._draft.begin(first.vocabulary.text(prompts[0].ids) + prompts[0].tail, fresh=fresh)
+        else:
+            self._draft.begin(b"", fresh=True)
+        for i, (predictor, prompt) in enumerate(zip(self.predictors, prompts, strict=True)):
+            if isinstance(predictor.expert, AheadExpert):
+                # Which one is fastest may differ from run to run, which must not be seen in the text.
+                drafts = self.prefetch == "exact" and i == self._fastest
+                whole = prompt if self.space.vocabulary is None else closed(predictor.expert, prompt)
+                predictor.expert.begin(len(whole.ids), whole.tail, self.prefetch, known=self.lazy, drafts=drafts)
+
+    def _without_slowest(self, sampler: Sampler) -> Step | None:
+        """Draw a symbol without the slowest expert, if it has something to decode and cannot change the symbol."""
+        late, n_before = self._slowest, sum(p.expert.n_decoded for p in self.predictors)
+        weights = self._fuser.weights_ahead()
+        if weights is None or not (self._deferred or self.predictors[late].due):
+            return None
+        if len(self._deferred) >= MOST or self.room <= 2 * MOST:
+            return None
+        others = [i for i in range(len(self.predictors)) if i != late]
+        due = {self.names[i]: self.predictors[i].prepare for i in others if self.predictors[i].due}
+        if due:
+            self._lanes.run(due)
+        probs, shares = np.zeros_like(self._probs), np.zeros(len(self.predictors))
+        for i in others:
+            law, shares[i] = self.predictors[i].law()
+            probs[i] = law[: self.space.n_symbols]
+        known = self._last_weights * (1.0 - shares)
+        known[late] = 0.0
+        # A stand-in law must come from the others whatever the late expert says, and no ghost may depend on it.
+        if shares.max() > _NO_GHOSTS or (self._stand_ins is not None and (known.sum() - known).min() <= FLOOR):
+            return None
+        low = weights @ probs
+        symbol = decided(sampler, low, max(0.0, 1.0 - float(low.sum())))
+        if symbol is None or symbol == self.space.end:
+            return None
+        sampler.take(symbol)
+        self._deferred.append(Deferred(probs, shares, self._last_weights, symbol))
+        self._last_weights = weights
+        self._lazy_steps += 1
+        for i in others:
+            self.predictors[i].push(symbol)
+        self._fuser.advance(symbol, self._logprobs, generated=True)
+        self._draft.push(self.space.data(symbol))
+        unknown = np.full(len(self.predictors), np.nan)
+        return Step(
+            symbol=symbol, data=self.space.data(symbol), logprob=float("nan"), expert_logprobs=unknown,
+            weights=weights, responsibility=weights, ghost_share=float(shares.max()),
+            n_decodes=sum(p.expert.n_decoded for p in self.predictors) - n_before,
+        )  # fmt: skip
+
+    def _catch_up(self) -> None:
+        """Let the late expert read what was drawn without it; afterwards every state is as if it had been there."""
+        late, stood = self._slowest, np.zeros((len(self._deferred), len(self.predictors)))
+        predictor = self.predictors[late]
+
+        def read() -> None:
+            for t, past in enumerate(self._deferred):
+                law, past.shares[late] = predictor.law()
+                past.probs[late] = law[: self.space.n_symbols]
+                if self._stand_ins is not None:
+                    fill(past.probs, past.shares, past.weights, self._stand_ins, self._alone)
+                    stood[t] = self._stand_ins[:, past.symbol]
+                predictor.push(past.symbol, float(stood[t, late]) if self._stand_ins is not None else 1.0)
+
+        self._lanes.run({self.names[late]: read})
+        for i, other in enumerate(self.predictors):
+            if i != late and self._stand_ins is not None:
+                other.amend(stood[:, i].tolist())
+            for past in self._deferred:
+                with np.errstate(divide="ignore"):
+                    logprob = float(np.log(past.probs[i, past.symbol]))
+                self._recalls[i].add(self.space.data(past.symbol), logprob)
+        self._deferred.clear()
 
     # ---- counting ---------------------------------------------------------------------------------------------
 

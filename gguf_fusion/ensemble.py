@@ -13,6 +13,7 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 from gguf_fusion import hub
+from gguf_fusion.ahead import LEVELS, AheadExpert
 from gguf_fusion.arrays import F64
 from gguf_fusion.chat import Message, as_messages, chat_prompt, own_words, raw_prompt, utf8
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry, check_known
@@ -85,7 +86,8 @@ class Ensemble:
         self._strategy = loaded.engine.strategy
         self._weights = loaded.engine.weights
         self._defaults = dict(sampling or {})
-        self._plain_chat = plain_chat
+        self.plain_chat = plain_chat
+        """The format of experts without a template of their own (see ``chat.chat_prompt``); None = the plain one."""
         self._turns = Turns()
         self._stepping = threading.Lock()
         self._closed = False
@@ -179,7 +181,8 @@ class Ensemble:
     @property
     def experts(self) -> tuple[Expert, ...]:
         """The experts in the order of ``names``; between texts they may tokenize, evaluating is the ensemble's part."""
-        return tuple(predictor.expert for predictor in self._loaded.engine.predictors)
+        predictors = (predictor.expert for predictor in self._loaded.engine.predictors)
+        return tuple(expert.inside if isinstance(expert, AheadExpert) else expert for expert in predictors)
 
     @property
     def templates(self) -> tuple[str | None, ...]:
@@ -222,6 +225,11 @@ class Ensemble:
         """What a text is drawn with unless its call says otherwise, see ``sampling.SamplingParams``."""
         return self._defaults
 
+    def read_ahead(self, *, lazy: bool, prefetch: str) -> None:
+        """How texts from now on save time, see ``load.Options``; lazy steps have NaN for probabilities."""
+        check_known("prefetch", {prefetch: None}, dict.fromkeys(LEVELS))
+        self._loaded.engine.lazy, self._loaded.engine.prefetch = lazy, prefetch
+
     @property
     def load_s(self) -> float:
         """Seconds that loading took, downloads excluded."""
@@ -235,7 +243,7 @@ class Ensemble:
         chat: bool | None = None,
         progress: PrefillProgress | None = None,
         weights: Weights | None = None,
-        strategy: str | None = None,
+        strategy: str | Strategy | None = None,
         given: bytes = b"",
         constraint: Constraint | None = None,
         logit_bias: Mapping[int, float] | None = None,
@@ -266,7 +274,7 @@ class Ensemble:
         make, n_bytes = self._prompts(prompt, system, chat)
         text = _Text(
             params=params,
-            strategy=self._strategy if strategy is None else parse(strategy),
+            strategy=self._strategy if strategy is None else parse(strategy) if isinstance(strategy, str) else strategy,
             weights=self.shares(weights),
             given=given,
             constraint=constraint,
@@ -288,23 +296,16 @@ class Ensemble:
         chat: bool | None = None,
         progress: PrefillProgress | None = None,
         weights: Weights | None = None,
-        strategy: str | None = None,
+        strategy: str | Strategy | None = None,
         constraint: Constraint | None = None,
         logit_bias: Mapping[int, float] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Completion:
         """The whole reply at once; arguments as for ``generate``."""
         steps = self.generate(
-            prompt,
-            system=system,
-            chat=chat,
-            progress=progress,
-            weights=weights,
-            strategy=strategy,
-            constraint=constraint,
-            logit_bias=logit_bias,
-            **sampling,
-        )
+            prompt, system=system, chat=chat, progress=progress, weights=weights, strategy=strategy,
+            constraint=constraint, logit_bias=logit_bias, **sampling,
+        )  # fmt: skip
         text = "".join(step.text for step in steps)
         return Completion(
             text=text,
@@ -343,7 +344,7 @@ class Ensemble:
         messages = as_messages(prompt, system)
         pairs = list(zip(experts, self._loaded.templates, strict=True))
         n_bytes = sum(len(utf8(message["content"])) for message in messages)
-        plain = self._plain_chat
+        plain = self.plain_chat
         return lambda: [chat_prompt(expert, template, messages, plain) for expert, template in pairs], n_bytes
 
     def _steps(

@@ -24,6 +24,8 @@ from gguf_fusion.weights import LOWEST, N_BYTES, Members, WeightRule, along, nor
 class Prompt(WeightRule):
     """Experts that foresee the prompt count more; under 32 bytes the weights are as given."""
 
+    needs_laws = False
+
     def __init__(self, members: Members, theta: float = 0.1, fit: str = "similarity", bytes: float = 512.0) -> None:  # noqa: A002
         super().__init__(members)
         self._theta, self._em, self._most = theta, fit == "em", int(bytes)
@@ -85,7 +87,7 @@ class Evidence(WeightRule):
         super().__init__(members)
         self._log_base = np.log(members.base)
         self._eta, self._gamma, self._alpha = eta, 1.0 if alpha else gamma, alpha
-        self._by_word = reset == "word"
+        self._by_word = self.needs_laws = reset == "word"
         self._credit = np.zeros(len(members.base))
 
     def weights(self, logprobs: F64) -> F64:
@@ -117,7 +119,7 @@ class Evidence(WeightRule):
         elif self.members.n_symbols != N_BYTES:
             resets = np.ones(len(came), np.bool_)
         else:
-            resets = np.isin(came, _SEPARATORS)
+            resets = np.isin(came, SEPARATORS)
         out = np.empty(values.shape)
         evidence_weights(
             values, resets, self._credit, self._log_base, eta=self._eta, gamma=self._gamma, alpha=self._alpha, out=out
@@ -128,7 +130,7 @@ class Evidence(WeightRule):
         """White space and ASCII punctuation; a token of a shared vocabulary is a word of its own."""
         if self.members.n_symbols != N_BYTES:
             return True
-        return symbol in _SEPARATORS
+        return symbol in SEPARATORS
 
     def state(self) -> Any:
         return self._credit.copy()
@@ -137,7 +139,8 @@ class Evidence(WeightRule):
         self._credit = state.copy()
 
 
-_SEPARATORS = tuple(b" \t\n\r\v\f!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+SEPARATORS = tuple(b" \t\n\r\v\f!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+"""Bytes that are no part of a word: white space and ASCII punctuation."""
 
 
 @rule(
@@ -149,6 +152,8 @@ _SEPARATORS = tuple(b" \t\n\r\v\f!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 )
 class Role(WeightRule):
     """Experts whose role in the registry fits the prompt count more."""
+
+    needs_laws = False
 
     def __init__(self, members: Members, task: str = "auto", share: float = 0.6) -> None:
         super().__init__(members)
@@ -195,6 +200,8 @@ _ROLE_STEP = 32
 )
 class Recent(WeightRule):
     """All for the expert that foresaw the recent text best."""
+
+    needs_laws = False
 
     def __init__(self, members: Members, half_life: float = 64.0) -> None:
         super().__init__(members)

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict, cast
 
 import numpy as np
 
 from gguf_fusion import calibration, gguf_info, hub
+from gguf_fusion.ahead import LEVELS, AheadExpert, Draft
+from gguf_fusion.batches import batch_facts
 from gguf_fusion.bridge.store import cached_byte_tables
 from gguf_fusion.bridge.tables import ByteTables, byte_tables
 from gguf_fusion.chat import NO_TEMPLATE, Reader, special_texts
@@ -24,13 +26,14 @@ from gguf_fusion.cover.tree import DEFAULT_EPSILON, EXACT_EPSILON, CoverTree
 from gguf_fusion.devices import usable_cores
 from gguf_fusion.engine import Engine, SymbolSpace
 from gguf_fusion.errors import ConfigError, LoadError, ModelFileError, UsageError
+from gguf_fusion.experts.base import Expert
 from gguf_fusion.experts.llama import LlamaExpert
 from gguf_fusion.experts.table import TableExpert
 from gguf_fusion.expressions import DEFAULT as DEFAULT_STRATEGY
 from gguf_fusion.expressions import parse
-from gguf_fusion.hub.digests import model_digest
 from gguf_fusion.lanes import Lanes, ThreadedExpert, choose
-from gguf_fusion.members import Member, checked_weights, members_from, with_templates
+from gguf_fusion.mapped import give_back_code, give_back_lookups
+from gguf_fusion.members import Member, check_router, checked_weights, with_router, with_templates
 from gguf_fusion.placement import Placement
 from gguf_fusion.plan.planner import GPU_MARGIN
 from gguf_fusion.router.fuser import Routed
@@ -49,6 +52,9 @@ _NAMED_TOKENS = {
 }
 """What templates call a token -> the middle of its key in a GGUF file."""
 
+_COMPILER = "libllvmlite"
+"""Its library maps more than 100 MB of code, none of which runs once all kernels are there."""
+
 SPACES = ("auto", "byte", "token")
 
 
@@ -62,10 +68,13 @@ class Options:
     lanes    : ``auto``, ``serial`` or ``lanes``
     chat_templates : Jinja files by expert, or "none" for a base model that reads plain text
     router   : a trained router (``gguf-fusion router train``); it takes the place of a strategy
-    calibrate: whether speeds and ``auto`` lanes may be measured at the first load of these files
+    calibrate: whether speeds, ``auto`` lanes and batches may be measured at the first load of these files
     rpc      : workers (``host:port``) that hold the layers, by expert; under "" those of all others
     fewer_layers : load with fewer layers on a card where there is less memory than planned, or loading fails
     vram_margin  : share of a card's free memory that is left free
+    lazy     : draw a symbol without the slowest expert where it cannot change it, see ``lazy``
+    prefetch : read guessed text in batches: ``exact`` where rows stay the same bit for bit, ``law`` in larger ones
+    flash_attn : None leaves it to ``experts.settings.flash``; True makes rows of batches exact on more CPUs
     """
 
     strategy: str | None = None
@@ -83,8 +92,14 @@ class Options:
     chat_templates: Mapping[str, str | Path] = field(default_factory=dict)
     router: str | Path | None = None
     calibrate: bool = True
+    lazy: bool = False
+    prefetch: str = "off"
+    flash_attn: bool | None = None
 
     def __post_init__(self) -> None:
+        if self.prefetch not in LEVELS:
+            hint = nearest(self.prefetch, LEVELS)
+            raise UsageError(f"prefetch: expected {', '.join(LEVELS)}, got {self.prefetch!r}{hint}")
         if self.epsilon is not None and not 0.0 <= self.epsilon < 1.0:
             raise UsageError(f"epsilon: expected a number from 0 up to (not including) 1, got {self.epsilon}")
         if self.vram_margin is not None and not 0.0 <= self.vram_margin < 1.0:
@@ -117,6 +132,9 @@ class LoadKeywords(TypedDict, total=False):
     router: str | Path | None
     """A trained router; it takes the place of a strategy."""
     calibrate: bool
+    lazy: bool
+    prefetch: str
+    flash_attn: bool | None
 
 
 def load_options(given: Mapping[str, Any]) -> Options:
@@ -168,7 +186,7 @@ def load(
     if head is not None:
         if options.strategy is not None:
             raise UsageError("a router takes the place of a strategy; give one of the two")
-        active = _with_router(active, head, registry)
+        active = with_router(active, head, registry)
     active = with_options(active, options)
     parse(options.strategy or DEFAULT_STRATEGY)  # a misspelt strategy must not cost a download first
     paths = [hub.pull(member.ref, registry, progress=progress, offline=offline)[0] for member in active]
@@ -182,7 +200,7 @@ def load(
         for member, path in zip(active, paths, strict=True):
             is_router = head is not None and member.spec.name == head.router
             if is_router and head is not None:
-                _check_router(head, path)
+                check_router(head, path)
             experts.append(_placed(member.spec, path, placement, hidden=is_router))
         if options.calibrate:
             _calibrate(active, experts, paths, placement)
@@ -241,29 +259,8 @@ def _calibrate(
 def _identity(paths: Sequence[Path], options: Options) -> str:
     """What decides about speeds: files by size and time of change, settings, the native library."""
     files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    return f"{files} {options.n_gpu_layers} {options.n_ctx} {version('llama-cpp-python')}"
-
-
-def _with_router(members: Sequence[Member], head: Head, registry: Registry | None) -> list[Member]:
-    """The members, and the router's own expert where it is not one of them. Raises UsageError for missing experts."""
-    names = [member.spec.name for member in members]
-    missing = [name for name in head.experts if name not in names]
-    if missing:
-        raise UsageError(
-            f"the router was trained for {', '.join(head.experts)}; {missing[0]} is not among the experts "
-            f"({', '.join(names)})"
-        )
-    if head.router in names:
-        return list(members)
-    return [*members, *members_from([head.router], registry or Registry.load())]
-
-
-def _check_router(head: Head, path: Path) -> None:
-    """Raise ModelFileError unless the file is the one that the router was trained with."""
-    if model_digest(path) != head.router_sha256:
-        raise ModelFileError(
-            f"{path} is not the file of {head.router} that the router was trained with; train it again with this one"
-        )
+    settings = f"{options.n_gpu_layers} {options.n_ctx} {options.n_threads} {options.flash_attn}"
+    return f"{files} {settings} {version('llama-cpp-python')}"
 
 
 def load_expert(
@@ -281,17 +278,21 @@ def load_expert(
         "type_v": spec.type_v if options.type_v is None else options.type_v,
         "rpc": spec.rpc or None,
         "max_rows": max_rows,
+        "flash_attn": options.flash_attn,
         "hidden": hidden,
+        "lora": None if spec.lora is None else str(spec.lora),
     }
     if spec.rpc and settings["n_gpu_layers"] is None:
         settings["n_gpu_layers"] = -1
     given = {key: value for key, value in settings.items() if value is not None}
     try:
-        return LlamaExpert.load(path, name=spec.name, add_end=spec.add_end, remove_end=spec.remove_end, **given)
+        expert = LlamaExpert.load(path, name=spec.name, add_end=spec.add_end, remove_end=spec.remove_end, **given)
     except (LoadError, ModelFileError) as error:
         if spec.name in str(error):
             raise
         raise type(error)(f"expert {spec.name!r}: {error}") from error
+    give_back_lookups(gguf_info.read(path))
+    return expert
 
 
 class TemplateHolder(Reader, Protocol):
@@ -341,26 +342,28 @@ def assemble(
     strategy = strategy or parse(options.strategy or DEFAULT_STRATEGY)
     active = [i for i, weight in enumerate(chosen) if weight > 0.0]
     taking_part = [experts[i] for i in active]
-    predictors, space = make_predictors(taking_part, options)
+    draft = Draft()
+    readers = [AheadExpert(expert, draft) for expert in taking_part]
+    predictors, space = make_predictors(cast("Sequence[Expert]", readers), options)
     plan = choose(taking_part, options.lanes, options.n_threads, identity=identity, calibrate=options.calibrate)
     lanes = Lanes(plan)
+    for reader in readers if options.lazy or options.prefetch != "off" else ():
+        name = identity and f"{identity} {plan.threads}"
+        reader.facts = batch_facts(reader.inside, name, calibrate=options.calibrate, level=options.prefetch)
+    mine = [roles[i] for i in active] if roles else ()
+    shares = chosen[active] / chosen[active].sum()
+    engine = Engine(predictors, strategy, shares, lanes, space=space, roles=mine, draft=draft)
+    engine.lazy, engine.prefetch = options.lazy, options.prefetch
     return Loaded(
         experts=tuple(experts),
-        engine=Engine(
-            predictors,
-            strategy,
-            chosen[active] / chosen[active].sum(),
-            lanes,
-            space=space,
-            roles=[roles[i] for i in active] if roles else (),
-        ),
+        engine=engine,
         lanes=lanes,
         templates=tuple(None if templates is None else templates[i] for i in active),
         load_s=time.perf_counter() - began,
     )
 
 
-def make_predictors(experts: Sequence[ThreadedExpert], options: Options) -> tuple[list[Predictor], SymbolSpace]:
+def make_predictors(experts: Sequence[Expert], options: Options) -> tuple[list[Predictor], SymbolSpace]:
     """Predictors over one symbol space: token ids where all vocabularies are the same, else bytes."""
     vocabularies = [expert.vocabulary for expert in experts]
     one_vocabulary = len({vocabulary.fingerprint for vocabulary in vocabularies}) == 1
@@ -391,3 +394,4 @@ def _compile_kernels() -> None:
     tree.start(Prompt(ids=np.zeros(1, np.int32), observed=np.ones(1, np.bool_)))
     for byte in b"aba":
         tree.push(byte, 0.5)
+    give_back_code(_COMPILER)

@@ -6,11 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gguf_fusion import hub
 from gguf_fusion.chat import NO_TEMPLATE
 from gguf_fusion.config import EnsembleSpec, ExpertSpec, Registry, check_known
-from gguf_fusion.errors import UsageError
+from gguf_fusion.errors import ModelFileError, UsageError
+from gguf_fusion.hub.digests import model_digest
+from gguf_fusion.hub.store import sha256_of
+from gguf_fusion.router.head import Head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +71,39 @@ def checked_weights(weights: Sequence[float], n: int) -> tuple[float, ...]:
     if sum(values) <= 0.0:
         raise UsageError("weights: they sum to zero; at least one expert needs a positive weight")
     return tuple(values)
+
+
+def with_router(members: Sequence[Member], head: Head, registry: Registry | None) -> list[Member]:
+    """The members, and the router's own expert where it is not one of them. Raises UsageError for missing experts."""
+    names = [member.spec.name for member in members]
+    missing = [name for name in head.experts if name not in names]
+    if missing:
+        raise UsageError(
+            f"the router was trained for {', '.join(head.experts)}; {missing[0]} is not among the experts "
+            f"({', '.join(names)})"
+        )
+    if head.router in names:
+        return list(members)
+    return [*members, router_member(head.router, head.card.get("lora"), registry or Registry.load())]
+
+
+def router_member(name: str, lora: Mapping[str, Any] | None, registry: Registry) -> Member:
+    """The router's own expert. ``lora``: its adapter as a router's card has it: ``base`` (a reference), ``path``.
+
+    Raises UsageError where the adapter is not the one that the card names by ``sha256``.
+    """
+    if lora is None:
+        return members_from([name], registry)[0]
+    path = Path(lora["path"])
+    if not path.is_file() or sha256_of(path) != lora["sha256"]:
+        raise UsageError(f"the router computes with the LoRA adapter {path}, which is missing or was changed")
+    base = members_from([lora["base"]], registry)[0]
+    return replace(base, spec=replace(base.spec, name=name, lora=path))
+
+
+def check_router(head: Head, path: Path) -> None:
+    """Raise ModelFileError unless the file is the one that the router was trained with."""
+    if model_digest(path) != head.router_sha256:
+        raise ModelFileError(
+            f"{path} is not the file of {head.router} that the router was trained with; train it again with this one"
+        )

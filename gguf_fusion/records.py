@@ -99,6 +99,12 @@ class Timings:
     """Tokens decoded by all experts after the prefill."""
     bytes: int = 0
     tokens: int = 0
+    lazy_steps: int = 0
+    """Symbols that were drawn before the slowest expert had read the text so far."""
+    rows_ahead: int = 0
+    """Rows computed in a batch before they were asked for."""
+    rows_saved: int = 0
+    """Those of them that were asked for: native calls saved."""
     expert_decode_s: dict[str, float] = field(default_factory=dict)
     expert_decodes: dict[str, int] = field(default_factory=dict)
 

@@ -113,6 +113,8 @@ class Steps(Iterator[Step]):
         if limit is None or self._pieces is None:
             return len(self._ahead)
         datas = [step.data for step in self._ahead]
+        if self._pieces.at_most(sum(map(len, datas))) <= limit:
+            return len(datas)
         fits = (n for n in range(len(datas), 0, -1) if self._pieces.count(b"".join(datas[:n])) <= limit)
         return next(fits, 0)
 
@@ -281,6 +283,10 @@ class PieceCount:
         if self._total is None:
             self._total = self._settled + len(self._expert.tokenize(self._open))
         return self._total
+
+    def at_most(self, n_more: int) -> int:
+        """A bound on ``count`` of the text and ``n_more`` bytes that needs no tokenizer: no token is empty."""
+        return self._settled + len(self._open) + n_more
 
     def give_up(self) -> None:
         """The expert is gone: what was counted for good must do."""

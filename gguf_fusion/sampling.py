@@ -23,12 +23,15 @@ _NGRAM = 4
 """Bytes of context that make a repetition: single bytes repeat in every honest text."""
 
 
+_COLDEST = 1e-6
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How one text is drawn; every value is checked, SamplingError says interval and value."""
 
     temperature: float = 0.8
-    """0 takes the most probable symbol and ignores the seed."""
+    """0 (or less than a millionth, which is the same) takes the most probable symbol and ignores the seed."""
     top_k: int = 0
     """0 = off."""
     top_p: float = 1.0
@@ -66,6 +69,11 @@ class SamplingParams:
         is_number = isinstance(value, types) and not isinstance(value, bool)
         if not is_number or not low <= float(value) <= high:  # NaN lies in no interval
             raise SamplingError(f"{name}: expected {kind} in [{low:g}, {high:g}], got {value!r}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable symbol is taken: a smaller temperature would only overflow."""
+        return self.temperature < _COLDEST
 
     def seeded(self) -> SamplingParams:
         """The same parameters with a seed: the given one, or a fresh one to print."""
@@ -133,6 +141,7 @@ class Sampler:
         self._rng = np.random.Generator(np.random.PCG64(self.params.seed))
         self._seen: dict[tuple[int, ...], Counter[int]] = {}
         self._recent: tuple[int, ...] = ()
+        self._peeked: float | None = None
 
     def draw(self, log_f: F64) -> int:
         """One symbol from float64[n_symbols] normalised log-probabilities.
@@ -150,13 +159,38 @@ class Sampler:
         top = float(logs.max())
         if top == -np.inf:
             raise SamplingError("expected a law with mass on an allowed symbol, got none; loosen the mask or the pool")
-        if self.params.temperature == 0.0:
+        if self.params.greedy:
             return int(np.argmax(logs))
         return self._pick(truncated(np.exp((logs - top) / self.params.temperature), self.params))
 
     def _pick(self, mass: F64) -> int:
         total = np.cumsum(mass)
-        return int(np.searchsorted(total, self._rng.random() * total[-1], side="right"))
+        number, self._peeked = self.peek(), None
+        return int(np.searchsorted(total, number * total[-1], side="right"))
+
+    def peek(self) -> float:
+        """The random number that the next draw will use."""
+        if self._peeked is None:
+            self._peeked = float(self._rng.random())
+        return self._peeked
+
+    def factors(self) -> F64 | None:
+        """float64[n_symbols]: what bias and mask multiply probabilities with; None where a draw cannot be foreseen.
+
+        That is so with settings that depend on the order of all symbols, or flatten the law.
+        """
+        params = self.params
+        if params.repeat_penalty or params.temperature > 1.0 or params.top_p < 1.0 or 0 < params.top_k < self._n:
+            return None
+        factors = np.ones(self._n) if self._bias is None else np.exp(self._bias)
+        if self._constraint is not None:
+            factors = np.where(allowed(self._constraint.mask(), self._n), factors, 0.0)
+        return factors
+
+    def take(self, symbol: int) -> None:
+        """Count a symbol as drawn that is known to be the one that ``draw`` would give."""
+        self._peeked = None
+        self.observe(symbol)
 
     def _penalised(self, logs: F64) -> F64:
         counts = self._seen.get(self._recent)

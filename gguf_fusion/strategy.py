@@ -53,6 +53,13 @@ class Fuser:
         """
         raise AssertionError
 
+    def weights_ahead(self) -> F64 | None:
+        """float64[n_experts]: weights of the next drawn symbol where they do not depend on laws and the pool is linear.
+
+        None where an expert's law may outweigh or silence the others, so that nothing is decided without it.
+        """
+        return None
+
     def advance(self, symbol: int, logprobs: F64, *, generated: bool) -> None:
         """Move past one symbol. Only given text is evidence; what was drawn from the fused law proves nothing."""
 
@@ -144,8 +151,8 @@ def base_of(base_weights: F64, names: Sequence[str]) -> F64:
 
 def check_laws(logprobs: F64, names: Sequence[str]) -> None:
     """Raise ExpertFailedError, naming the expert, if float64[n_experts, ..., n_symbols] holds NaN or +inf."""
-    worst = logprobs.max(axis=tuple(range(1, logprobs.ndim)))
-    if not (worst < np.inf).all():
+    if not logprobs.max() < np.inf:
+        worst = logprobs.max(axis=tuple(range(1, logprobs.ndim)))
         name = names[int(np.argmin(worst < np.inf))]
         raise ExpertFailedError(name, "its law holds NaN or +inf; the text cannot go on")
 
@@ -158,6 +165,7 @@ class PoolFuser(Fuser):
     ) -> None:
         self.last_weights = base_of(base_weights, names)
         self.active = self.last_weights > 0
+        self._every = bool(self.active.all())
         on = self.active.tolist()
         self._names = [name for name, active in zip(names, on, strict=True) if active]
         self._shape = (len(names), n_symbols)
@@ -178,6 +186,8 @@ class PoolFuser(Fuser):
             if key in rule_parameters:
                 rule_parameters[key] = tuple(self._for_active(strategy.rule, key, rule_parameters[key], on))
         self._rule = RULES[strategy.rule].make(members, **rule_parameters)
+        plain = strategy.pool == "linear" and not self._smooth and not len(self._tau)
+        self._foreseen = plain and not self._rule.needs_laws
 
     @staticmethod
     def _for_active(owner: str, key: str, given: Any, on: Sequence[bool]) -> F64:
@@ -195,7 +205,7 @@ class PoolFuser(Fuser):
 
     def fuse(self, logprobs: F64) -> Fused:
         check_array("logprobs", logprobs, np.float64, self._shape)
-        mine = logprobs[self.active]
+        mine = self._mine(logprobs)
         check_laws(mine, self._names)
         mine = self._calibrated(mine)
         weights = self._rule.weights(mine)
@@ -204,8 +214,15 @@ class PoolFuser(Fuser):
         self.last_weights[self.active] = weights
         return Fused(self._smoothed(log_f), self.last_weights, float(log_z))
 
+    def weights_ahead(self) -> F64 | None:
+        if not self._foreseen:
+            return None
+        self.last_weights = np.zeros(len(self.active))
+        self.last_weights[self.active] = self._rule.weights(np.zeros((len(self._names), self._shape[1])))
+        return self.last_weights
+
     def advance(self, symbol: int, logprobs: F64, *, generated: bool) -> None:
-        mine = logprobs[self.active]
+        mine = self._mine(logprobs)
         gained = self._calibrated(mine)[:, symbol] if len(self._tau) else mine[:, symbol]
         self._rule.advance(gained, symbol, generated=generated)
 
@@ -221,6 +238,10 @@ class PoolFuser(Fuser):
         if len(came):
             self.last_weights = every[:, -1].copy()
         return self._smoothed(log_f), every, log_z
+
+    def _mine(self, logprobs: F64) -> F64:
+        """Rows of the active experts; the array itself where all are."""
+        return logprobs if self._every else logprobs[self.active]
 
     def _calibrated(self, logprobs: F64) -> F64:
         if not len(self._tau):

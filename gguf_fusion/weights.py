@@ -35,6 +35,9 @@ class Members:
 class WeightRule:
     """Mutable state of one text. Subclasses give ``weights``, and what they remember of a text."""
 
+    needs_laws = True
+    """Whether the weights of a drawn symbol depend on the experts' present or earlier laws of drawn symbols."""
+
     stateless = False
     """Whether weights depend on the present laws alone; then whole blocks are weighed at once."""
 
@@ -106,6 +109,7 @@ class Static(WeightRule):
     """The given weights, always."""
 
     stateless = True
+    needs_laws = False
 
     def weights(self, logprobs: F64) -> F64:
         base = self.members.base
@@ -124,6 +128,8 @@ class Static(WeightRule):
 )
 class Schedule(WeightRule):
     """From one set of weights to another; by default the first expert goes from 0.8 to 0.2, the rest share."""
+
+    needs_laws = False
 
     def __init__(
         self,
@@ -217,6 +223,8 @@ class Top1(WeightRule):
 )
 class Mix(Schedule):
     """A schedule that listens to confidence."""
+
+    needs_laws = True
 
     def __init__(self, members: Members, length: float = 400.0, kappa: float = 1.0) -> None:
         super().__init__(members, length=length)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 _SETTINGS = ("GGUF_FUSION_", "HF_", "HUGGINGFACE_", "PIP_TIMEOUT", "PIP_DEFAULT_TIMEOUT")
@@ -34,13 +35,13 @@ def gguf_bytes(
     *,
     architecture: str = "llama",
     fields: dict[str, object] | None = None,
-    tensors: int = 2,
+    tensors: int | Mapping[str, np.ndarray] = 2,
     version: int = 3,
     order: str = "<",
     n_tokens: int = 5,
     payload: bytes = b"",
 ) -> bytes:
-    """A tiny GGUF file: ``tensors`` tensors of 32 float32 values each, a vocabulary of ``n_tokens`` pieces."""
+    """A tiny GGUF file: given float32 tensors, or so many of 32 values each; a vocabulary of ``n_tokens`` pieces."""
 
     def text(value: str) -> bytes:
         raw = value.encode()
@@ -58,7 +59,7 @@ def gguf_bytes(
         assert isinstance(item, list)
         if item and isinstance(item[0], str):
             return struct.pack(f"{order}IIQ", 9, 8, len(item)) + b"".join(map(text, item))
-        return struct.pack(f"{order}IIQ{len(item)}I", 9, 4, len(item), *item)
+        return struct.pack(f"{order}IIQ{len(item)}i", 9, 5, len(item), *item)
 
     known: dict[str, object] = {
         "general.architecture": architecture,
@@ -73,13 +74,20 @@ def gguf_bytes(
         "tokenizer.ggml.add_bos_token": False,
         **(fields or {}),
     }
-    header = b"GGUF" + struct.pack(f"{order}IQQ", version, tensors, len(known))
+    if isinstance(tensors, int):
+        ones = np.frombuffer(b"\x01" * 128, np.float32)
+        names = ["token_embd.weight", *(f"blk.{index}.attn_q.weight" for index in range(tensors - 1))]
+        tensors = dict.fromkeys(names[:tensors], ones)
+    header = b"GGUF" + struct.pack(f"{order}IQQ", version, len(tensors), len(known))
     header += b"".join(text(key) + value(item) for key, item in known.items())
-    for index in range(tensors):
-        name = "token_embd.weight" if index == 0 else f"blk.{index - 1}.attn_q.weight"
-        header += text(name) + struct.pack(f"{order}IQIQ", 1, 32, 0, index * 128)
+    data = b""
+    for name, tensor in tensors.items():
+        shape = tensor.shape[::-1]
+        header += text(name) + struct.pack(f"{order}I{len(shape)}QIQ", len(shape), *shape, 0, len(data))
+        data += tensor.astype(np.float32).tobytes()
+        data += b"\0" * (-len(data) % 32)
     header += b"\0" * (-len(header) % 32)
-    return header + b"\x01" * (128 * tensors) + payload
+    return header + data + payload
 
 
 @pytest.fixture(name="gguf_bytes")

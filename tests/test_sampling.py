@@ -125,3 +125,10 @@ def test_ranges(wrong: dict[str, object]) -> None:
     with pytest.raises(SamplingError, match=name):
         SamplingParams(**wrong)
     assert value is not None or name == "repeat_penalty"
+
+
+def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
+    """Close to 0 the law is all on the most probable symbol; nothing overflows on the way there."""
+    for temperature in (5e-324, 1e-308, 1e-9):
+        sampler = Sampler(SamplingParams(temperature=temperature, min_p=0.0, seed=1), 20, None)
+        assert [sampler.draw(LAW) for _ in range(5)] == [int(LAW.argmax())] * 5

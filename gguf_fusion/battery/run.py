@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,14 +62,27 @@ def reference_bits(
 
 
 def answers(
-    ensemble: Ensemble, found: Sequence[Item], strategies: Sequence[str], seeds: Sequence[int | None], tell: Tell
+    ensemble: Ensemble,
+    found: Sequence[Item],
+    strategies: Sequence[str | None],
+    seeds: Sequence[int | None],
+    tell: Tell,
+    known: Container[tuple[str, str, int | None]] = (),
 ) -> Iterator[Result]:
-    """Yield checked answers: every expert alone, then every strategy; seed None is greedy."""
-    ways: list[tuple[str, dict[str, object]]] = [(name, {"weights": {name: 1.0}}) for name in ensemble.names]
-    ways += [(strategy, {"strategy": strategy}) for strategy in strategies]
+    """Yield checked answers: every expert alone, then every strategy (None: the ensemble's own); seed None is greedy.
+
+    ``known``: (item, who, seed) that are not asked for again.
+    """
+    alone = "linear(w=static)"  # with all weight on one expert every pool is that expert
+    ways: list[tuple[str, dict[str, object]]] = [
+        (name, {"weights": {name: 1.0}, "strategy": alone}) for name in ensemble.names
+    ]
+    ways += [(strategy or ensemble.strategy, {"strategy": strategy}) for strategy in strategies]
     for i, item in enumerate(found):
         for who, given in ways:
             for seed in seeds:
+                if (item.id, who, seed) in known:
+                    continue
                 tell(f"{i + 1} of {len(found)}: {item.id}, {who}")
                 done = ensemble.complete(
                     item.prompt, chat=True, max_bytes=item.max_bytes, temperature=0.0 if seed is None else 0.7,

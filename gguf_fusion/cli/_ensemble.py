@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from gguf_fusion.ahead import LEVELS
 from gguf_fusion.cli._output import ConsoleProgress
 from gguf_fusion.cli._registry import registry_option, weighted
 from gguf_fusion.config import DEFAULT_ENSEMBLE
@@ -76,6 +77,31 @@ _MACHINE_OPTIONS = (
 )
 
 
+_AHEAD_OPTIONS = (
+    click.option(
+        "--lazy/--no-lazy",
+        default=False,
+        show_default=True,
+        help="Leave the slowest expert out of symbols that it cannot change (linear pools only).",
+    ),
+    click.option(
+        "--prefetch",
+        type=click.Choice(LEVELS),
+        default="off",
+        show_default=True,
+        help="Read guessed text in batches: exact changes nothing, law moves probabilities a little.",
+    ),
+    click.option("--flash-attn/--no-flash-attn", default=None, help="Attention kernels under which batches are exact."),
+)
+
+
+def ahead_options(function: _Function) -> _Function:
+    """``--lazy``, ``--prefetch`` and ``--flash-attn``."""
+    for option in reversed(_AHEAD_OPTIONS):
+        function = option(function)
+    return function
+
+
 def fusion_options(function: _Function) -> _Function:
     """``-e``, ``--ensemble``, ``--strategy``, ``--template``, ``--epsilon`` and ``--exact``."""
     for option in reversed(_OPTIONS):
@@ -109,6 +135,9 @@ def load_ensemble(given: Mapping[str, Any]) -> Ensemble:
         "lanes": given["lanes"],
         "router": given["router"],
         "calibrate": given["calibrate"],
+        "lazy": given.get("lazy", False),
+        "prefetch": given.get("prefetch", "off"),
+        "flash_attn": given.get("flash_attn"),
         "space": given.get("space", "auto"),
         "chat_templates": _templates(given["templates"]),
         "progress": ConsoleProgress(),

@@ -14,7 +14,7 @@ import numpy as np
 
 from gguf_fusion import hub
 from gguf_fusion.cli._output import ConsoleProgress, human_size, note, print_json, print_line, print_table, warn
-from gguf_fusion.cli._registry import registry_option, weighted
+from gguf_fusion.cli._registry import registry_option, require_extra, weighted
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
 from gguf_fusion.cover.canonical import complete_length
 from gguf_fusion.cover.tree import DEFAULT_EPSILON, EXACT_EPSILON
@@ -65,6 +65,8 @@ from gguf_fusion.members import Member, members_from, members_of
     is_flag=True,
     help="Also: uniform and Bayes mixtures, linear weights fitted on dev, and checks with copies and with noise.",
 )
+@click.option("--larger", metavar="REF", multiple=True, help="A single larger model to compare with (repeatable).")
+@click.option("--plot", type=click.Path(path_type=Path), help="Folder for pictures: gain, weights, reliability.")
 @click.option("--offline", is_flag=True, help="Use only what is on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @registry_option
@@ -86,6 +88,8 @@ def score(
     threads: int | None,
     traces: str,
     baselines: bool,
+    larger: tuple[str, ...],
+    plot: Path | None,
     offline: bool,
     as_json: bool,
     **options: Any,
@@ -100,6 +104,8 @@ def score(
     if traces in ("list", "clear"):
         _show_traces(as_json=as_json) if traces == "list" else _clear_traces(as_json=as_json)
         return
+    if plot is not None:
+        require_extra("plot", "matplotlib")
     if splits and dev:
         raise UsageError("--split divides the files by itself; give one of --split and --dev")
     globs = _globs(domains)
@@ -140,6 +146,8 @@ def score(
                         given.append(given_of(trace, weights))
                     elif not checked:
                         checked.append(checks(trace, first, weights))
+    for ref in larger:
+        scores = _beside(scores, documents, ref, registry, load, settings, offline=offline, keep=traces == "keep")
     scores, dev_scores = scores[n_dev:], scores[:n_dev]
     if n_dev and not sum(s.n_bytes for s in dev_scores):
         raise UsageError("nothing to choose on: the dev documents have no more than their 32 bytes of context")
@@ -147,6 +155,8 @@ def score(
         warn(f"{unscored.name}: {unscored.total_bytes} bytes, all of them context; nothing was scored")
     if not sum(s.n_bytes for s in scores):
         raise UsageError("nothing to score: the first 32 bytes of a document are context; give longer texts")
+    best = report.best_on(dev_scores or scores)
+    pictures = [] if plot is None else _draw(scores, best, plot, chosen_here=not n_dev)
     if as_json:
         parts = {"dev": [s.name for s in dev_scores], "test": [s.name for s in scores]} if n_dev else None
         found = report.as_json(scores, dev=dev_scores, per_document=per_document)
@@ -154,15 +164,50 @@ def score(
             found |= {"comparison": {}, "domains": {}}
         if checked:
             found["checks"] = asdict(checked[0])
-        print_json({**found, "epsilon": chosen, "split": parts})
+        print_json({**found, "epsilon": chosen, "split": parts, "plots": [str(p) for p in pictures]})
     else:
-        best = report.best_on(dev_scores or scores)
-        _print(scores, best, per_document=per_document, compare=bool(n_dev) or not splits)
+        _print(scores, best, per_document=per_document, compare=bool(n_dev) or not splits, chosen_here=not n_dev)
         for check in checked:
             print_line(f"\ncopies of one expert gain {check.copies_gain:+.6f} bits per byte; "
                        f"an expert that knows nothing ends with the Bayes weight {check.noise_weight:.2g}")  # fmt: skip
         if n_dev:
             print_line(f"\n{best} is best on {n_dev} dev documents; the figures are those of the other {len(scores)}")
+
+
+def _beside(
+    scores: list[DocumentScore], documents: list[Document], ref: str, registry: Registry, load: Options,
+    settings: Settings, *, offline: bool, keep: bool,
+) -> list[DocumentScore]:  # fmt: skip
+    """The scores with those of one more single model, read by itself on the same documents."""
+    [member] = members_from([ref], registry, [1.0])
+    path = hub.pull(member.ref, registry, progress=ConsoleProgress(), offline=offline)[0]
+    name = member.spec.name
+    if scores and name in scores[0].experts:
+        raise UsageError(f"--larger {ref}: expected a model that is no member, got {name}, which is one")
+    with (
+        Scorer.of_members([member], [path], load, settings, keep=keep) as scorer,
+        _Clock(sum(len(d.text) for d in documents if not scorer.is_cached(d.text))) as clock,
+    ):
+        found = []
+        for score, document in zip(scores, documents, strict=True):
+            clock.label = f"{name}: {document.name}"
+            with scorer.trace(document, clock.advance) as trace:
+                alone = score_trace(document, trace, {}, np.ones(1)).experts[name]
+            found.append(replace(score, larger={**score.larger, name: alone}))
+    return found
+
+
+def _draw(scores: list[DocumentScore], best: str | None, folder: Path, *, chosen_here: bool) -> list[Path]:
+    from gguf_fusion.evaluate.plot import draw_all
+
+    domains = list(dict.fromkeys(score.domain for score in scores))
+    compared = {d: report.comparison([s for s in scores if s.domain == d], best, chosen_here=chosen_here)
+                for d in domains}  # fmt: skip
+    if len(domains) > 1:
+        compared["all"] = report.comparison(scores, best, chosen_here=chosen_here)
+    paths = draw_all(scores, total(scores), compared, folder)
+    note(f"pictures: {', '.join(map(str, paths))}")
+    return paths
 
 
 def _members(
@@ -215,7 +260,9 @@ def _dev_first(documents: list[Document], *, splits: bool, n_dev: int) -> int:
     return len(dev)
 
 
-def _print(scores: list[DocumentScore], best: str | None, *, per_document: bool, compare: bool) -> None:
+def _print(
+    scores: list[DocumentScore], best: str | None, *, per_document: bool, compare: bool, chosen_here: bool
+) -> None:
     if per_document:
         for one in scores:
             if one.n_bytes:
@@ -224,7 +271,9 @@ def _print(scores: list[DocumentScore], best: str | None, *, per_document: bool,
                 print_line()
     overall = total(scores)
     print_line(f"{len(scores)} document{'s' * (len(scores) > 1)}, {overall.n_bytes} bytes scored; bits per byte")
-    _print_tables(overall, report.comparison(scores, best) if compare else {})
+    _print_tables(overall, report.comparison(scores, best, chosen_here=chosen_here) if compare else {})
+    if compare and chosen_here and len(overall.experts) > 1:
+        note("the best expert was chosen on these same documents: no p-values against it (use --split or --dev)")
     if overall.floor_hits:
         warn(f"{overall.floor_hits} probabilities of 0: the averages that hold one are void")
 
@@ -232,7 +281,7 @@ def _print(scores: list[DocumentScore], best: str | None, *, per_document: bool,
 def _print_tables(one: DocumentScore, compared: dict[str, Any]) -> None:
     print_table(report.EXPERT_HEADER, report.expert_rows(one))
     print_line()
-    print_table(report.FUSED_HEADER, report.fused_rows(one, compared))
+    print_table(report.fused_header(one), report.fused_rows(one, compared))
 
 
 def _show_traces(*, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from gguf_fusion.cli._ensemble import fusion_options, load_ensemble, machine_options
+from gguf_fusion.cli._ensemble import ahead_options, fusion_options, load_ensemble, machine_options
 from gguf_fusion.cli._output import note, print_json
 from gguf_fusion.cli._sampling import Reading, ending, piped_text, sampling_given, sampling_options
 from gguf_fusion.cli._show import Insights, legend, line, topics_of
@@ -45,6 +45,7 @@ from gguf_fusion.trace import TraceHeader, TraceWriter
 @click.option("--task", default="", help="The kind of task, for strategies that weigh experts by it.")
 @click.option("-v", "--verbose", is_flag=True, help="Timings on stderr at the end.")
 @machine_options
+@ahead_options
 def run(
     prompt: str | None,
     raw: bool,
@@ -124,6 +125,9 @@ def _report(reply: Reply, end: dict[str, Any]) -> None:
         note(f"            {timings.expert_decode_s[name]:.2f} s, {n} decodes: {name}")
     note(f"bridge      {timings.bridge_s:.3f} s")
     note(f"fusion      {timings.fusion_s:.3f} s")
+    if timings.lazy_steps or timings.rows_ahead:
+        note(f"lazy        {timings.lazy_steps} bytes without the slowest expert")
+        note(f"ahead       {timings.rows_ahead} rows read in batches, {timings.rows_saved} of them used")
     note(f"sampling    {timings.sampling_s:.3f} s")
     note(f"end         by {end['by']}")
     for name, vote in end.get("experts", {}).items():

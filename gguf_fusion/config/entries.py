@@ -79,6 +79,7 @@ EXPERT_KEYS = [
     "type_v",
     "add_end",
     "remove_end",
+    "lora",
 ]
 ENSEMBLE_KEYS = [
     "experts",
@@ -129,6 +130,7 @@ def expert_spec(name: str, entry: Entry) -> ExpertSpec:
         type_v=_text(entry, "type_v", None),
         add_end=_ends(entry, "add_end"),
         remove_end=_ends(entry, "remove_end"),
+        lora=_path(entry["lora"]) if "lora" in entry else None,
     )
 
 

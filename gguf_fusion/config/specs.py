@@ -85,9 +85,10 @@ class ExpertSpec:
 
     ``template``: None = the one inside the GGUF, "none" = the model is never prompted by a template, else a file.
     ``add_end``/``remove_end``: token ids or pieces that are (not) to count as the end of a reply.
+    ``lora``: a LoRA adapter for this model, a GGUF file.
     ``n_gpu_layers``: 0 = processor only, -1 = all, None = as many as fit, chosen for all experts together.
     ``rpc``: workers (``host:port``) on other machines that the layers go to instead of cards of this one.
-     ``type_k``/``type_v``: cache types such as "q8_0"; None = f16.
+    ``type_k``/``type_v``: cache types such as "q8_0"; None = f16.
     """
 
     name: str
@@ -106,6 +107,7 @@ class ExpertSpec:
     type_v: str | None = None
     add_end: tuple[int | str, ...] = ()
     remove_end: tuple[int | str, ...] = ()
+    lora: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

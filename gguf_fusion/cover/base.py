@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -79,6 +80,13 @@ class Predictor(Protocol):
 
     def push(self, symbol: int, stand_in_prob: float = 1.0) -> None:
         """Advance by one observed symbol; ``stand_in_prob`` is what the stand-in law gave it."""
+        ...
+
+    def amend(self, stand_in_probs: Sequence[float]) -> None:
+        """Tell what the stand-in law gave to the last symbols, oldest first, where ``push`` was told a makeshift.
+
+        Only while there were no ghosts at these symbols, so that nothing has been made of the makeshift.
+        """
         ...
 
     def snapshot(self) -> Any:

@@ -6,6 +6,7 @@ There is nothing to bridge here: one decode per token, a softmax over the ids th
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -108,6 +109,9 @@ class TokenCursor:
         self._path[self._n] = symbol
         self._n += 1
         self._ready = False
+
+    def amend(self, stand_in_probs: Sequence[float]) -> None:
+        """Nothing to amend without ghosts."""
 
     def snapshot(self) -> I32:
         """The token path."""

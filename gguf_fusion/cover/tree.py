@@ -10,14 +10,17 @@ end. The tree holds covers grouped by where their last token began:
 All weights are natural logarithms of joint probabilities, so that nothing has to be rescaled and a ghost's stand-in
 factors can be exchanged for true ones when it is evaluated late. Given right leaf weights the law is within the ghost
 share of the exact marginal in total variation; with ``epsilon = 0`` there are no ghosts.
+
+What a byte does to the hypotheses is one call of ``kernels.hypotheses``; what is decoded is decided here.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from math import exp, inf, log
+from collections.abc import Sequence
+from math import inf, log
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -25,13 +28,26 @@ from gguf_fusion.arrays import F64, I32
 from gguf_fusion.bridge.tables import ByteTables
 from gguf_fusion.cover.base import PredictorStats, Prompt
 from gguf_fusion.cover.canonical import border_holds, word_start
-from gguf_fusion.cover.ghosts import Surprise, WordStarts, piece_starts
-from gguf_fusion.cover.hypotheses import Boundary, Leaf, Row, log_sum, merged
+from gguf_fusion.cover.ghosts import nothing_learned
+from gguf_fusion.cover.hypotheses import (
+    Boundary,
+    Hold,
+    append_path,
+    copied,
+    empty,
+    larger,
+    more_rows,
+    no_rows,
+    pieces_of,
+)
 from gguf_fusion.cover.prefill import prefill
 from gguf_fusion.errors import ExpertFailedError
 from gguf_fusion.experts.base import Expert, Progress
-from gguf_fusion.kernels.masses import child_masses, exact_end, narrow, range_sum
+from gguf_fusion.kernels.covers import LOST, NO_MASS, NO_ROOM, READY, Limits
+from gguf_fusion.kernels.hypotheses import advance, plan, sum_law
+from gguf_fusion.kernels.leaves import add_row, remove, replay, token_path
 from gguf_fusion.kernels.softmax import BLOCK, row_masses
+from gguf_fusion.kernels.standins import Learned, learn, stand_in_alone
 from gguf_fusion.records import END, N_SYMBOLS
 
 DEFAULT_EPSILON = 0.15
@@ -44,9 +60,6 @@ _NEGLIGIBLE = 1e-6
 
 _SUSPECT_BYTES = 3
 """A boundary that the canonical tokenization denies is given up when it is older: by then the text settles it."""
-
-_LATE_BITS = 1.0
-"""Assumed loss of a stand-in for a boundary that lies some bytes back."""
 
 _ESCAPE = 1e-7
 """Share always left to the stand-in: no symbol has probability 0, whatever the expert's tokens say."""
@@ -83,26 +96,22 @@ class CoverTree:
         self.tables = tables
         self.epsilon = epsilon
         self.stats = PredictorStats()
-        self._merge = merge
-        self._escape = escape
-        self._log_keep = log(_NEGLIGIBLE) if epsilon else -inf
-        self._word_starts = WordStarts(piece_starts(tables.first_start))
-        self._surprise = Surprise()
+        self._limits = Limits(epsilon, log(_NEGLIGIBLE) if epsilon else -inf, escape, merge)
+        self._pieces = pieces_of(tables)
+        self._rows = no_rows(tables.n_text)
+        self._holds: WeakSet[Hold] = WeakSet()
+        self._learned = nothing_learned(tables.first_start)
         self._probs = np.zeros(N_SYMBOLS)
         self._begin(np.zeros(0, np.int32))
 
     def _begin(self, base: I32) -> None:
-        self._text = bytearray()
-        self._stood = [0.0]
-        """Cumulative stand-in log-probability at each position of the text."""
-        self._leaves: list[Leaf] = []
-        self._ghosts: list[Boundary] = []
-        self._pending = [Boundary(base, 0.0, 0)]
-        self._anchor = self._pending[0]
-        self._log_total = 0.0
-        self._ghost_share = 0.0
+        self._base = base
+        """The prompt's ids: the path of node 0."""
+        self._covers = empty(len(base))
+        self._pending = [Boundary(0, 0, 0.0)]
         self._reanchored_at = -1
         self._ready = False
+        """Whether ``_probs`` is the law of the next symbol."""
 
     # ---- the Predictor protocol -------------------------------------------------------------------------------
 
@@ -114,8 +123,7 @@ class CoverTree:
     @property
     def n_tokens(self) -> int:
         """Tokens of the longest live path."""
-        paths = [leaf.path for leaf in self._leaves] + [b.path for b in (*self._ghosts, *self._pending)]
-        return max(map(len, paths), default=0)
+        return int(self._covers.state["longest"][0])
 
     def start(self, prompt: Prompt, progress: Progress | None = None) -> F64:
         """Begin a new text. Probabilities of prompt tokens are spread evenly over their bytes."""
@@ -135,248 +143,193 @@ class CoverTree:
             pending, self._pending = self._pending, []
             for boundary in sorted(pending, key=self._weight):  # the heaviest last: its path stays resident
                 self._open(boundary)
-            self._plan()
+            self._settle()
         if not self._ready:
-            self._sum_law()
+            began = time.perf_counter()
+            sum_law(self._covers, self._pieces, self._rows, self._limits, self._probs)
+            self._ready = True
+            self.stats.bridge_s += time.perf_counter() - began
 
     def law(self) -> tuple[F64, float]:
         """(probs float64[257], ghost_share); probs sum to 1 - ghost_share. Valid until ``push``."""
-        self.prepare()
-        return self._probs, self._ghost_share
+        if not self._ready:
+            self.prepare()
+        return self._probs, float(self._covers.state["ghost_share"][0])
 
     def stand_in(self) -> F64:
-        """float64[257], sum 1: half what usually follows a fresh boundary, half what the evaluated covers say.
-
-        The first is right where a word ends, the second where a word goes on in another segmentation; flattened,
-        since another segmentation is the likelier the less the evaluated ones foresee.
-        """
-        expected = self._word_starts.expect(self._last_byte(len(self._text)))
-        others = np.sqrt(self._probs)
-        mass = float(others.sum())
-        return 0.5 * expected + others * (0.5 / mass) if mass > 0.0 else expected
+        """float64[257], sum 1: see ``kernels.standins.stand_in_alone``."""
+        law = np.empty(N_SYMBOLS)
+        stand_in_alone(self._learned, self._last_byte(self._here), self._probs, law)
+        return law
 
     def push(self, symbol: int, stand_in_prob: float = 1.0) -> None:
         """Advance by one observed symbol; after END only ``start`` and ``restore`` make sense."""
-        self.prepare()
+        if not self._ready:
+            self.prepare()
         self.stats.n_pushed += 1
-        self.stats.ghost_share_sum += self._ghost_share
+        self.stats.ghost_share_sum += float(self._covers.state["ghost_share"][0])
         if symbol == END:
             return
-        started = time.perf_counter()
-        lost = self._probs[symbol] + (self._ghost_share - self._escape) * stand_in_prob <= self._escape
-        self._leaves = [kept for leaf in self._leaves if (kept := self._narrowed(leaf, symbol)) is not None]
-        self._text.append(symbol)
-        self._stood.append(self._stood[-1] + log(max(stand_in_prob, _TINY)))
-        if lost:
-            self._reanchor()
-        else:
-            self._plan()
-        self.stats.bridge_s += time.perf_counter() - started
+        began = time.perf_counter()
+        left = NO_ROOM
+        while left == NO_ROOM:
+            left = advance(
+                self._covers, self._pieces, self._rows, self._learned, self._limits, symbol, stand_in_prob, self._probs
+            )
+            if left == NO_ROOM:
+                self._covers = larger(self._covers)
+        self._ready = left == READY
+        if not self._ready:
+            self._decide(left)
+        self.stats.bridge_s += time.perf_counter() - began
+
+    def amend(self, stand_in_probs: Sequence[float]) -> None:
+        """See ``cover.base.Predictor.amend``."""
+        covers, here = self._covers, self._here
+        for i, prob in enumerate(stand_in_probs, here + 1 - len(stand_in_probs)):
+            covers.stood[i] = covers.stood[i - 1] + log(max(prob, _TINY))
+        ghosts = covers.ghosts[: int(covers.state["n_ghosts"][0])]
+        ghosts["stood"] = covers.stood[ghosts["position"]]
+        self._ready = False
 
     def snapshot(self) -> Any:
-        """Hypotheses are immutable, so a snapshot copies a few short lists and the word-start law."""
-        hypotheses = (list(self._leaves), list(self._ghosts), list(self._pending), self._anchor)
-        numbers = (bytes(self._text), list(self._stood), self._log_total)
-        return hypotheses, numbers, (self._word_starts.copy(), self._surprise.copy())
+        """A copy of the hypotheses and of what was learned; rows are kept, not copied."""
+        hold = Hold(frozenset(self._slots_in_use()))
+        self._holds.add(hold)
+        learned = Learned._make(array.copy() for array in self._learned)
+        return self._base, copied(self._covers), list(self._pending), learned, hold
 
     def restore(self, snapshot: Any) -> None:
         """Return to the text of ``snapshot``."""
-        (leaves, ghosts, pending, self._anchor), (text, stood, self._log_total), (word_starts, surprise) = snapshot
-        self._leaves, self._ghosts, self._pending = list(leaves), list(ghosts), list(pending)
-        self._text, self._stood = bytearray(text), list(stood)
-        self._word_starts, self._surprise = word_starts.copy(), surprise.copy()
+        self._base, covers, pending, learned, _ = snapshot
+        self._covers, self._pending = copied(covers), list(pending)
+        self._learned = Learned._make(array.copy() for array in learned)
         self._ready = False
 
     # ---- hypotheses -------------------------------------------------------------------------------------------
 
+    @property
+    def _here(self) -> int:
+        return int(self._covers.state["here"][0])
+
     def _last_byte(self, position: int) -> int:
-        return self._text[position - 1] if position else END
+        return int(self._covers.text[position - 1]) if position else END
+
+    def _text(self) -> bytes:
+        return self._covers.text[: self._here].tobytes()
 
     def _weight(self, boundary: Boundary) -> float:
         """Joint log-probability of a boundary, stand-in factors since its position included."""
-        return boundary.log_weight + self._stood[-1] - self._stood[boundary.position]
+        stood = self._covers.stood
+        return boundary.log_weight + float(stood[self._here] - stood[boundary.position])
 
-    def _narrowed(self, leaf: Leaf, byte: int) -> Leaf | None:
-        """The leaf after one more byte, or None if no piece with mass agrees."""
-        tables = self.tables
-        if leaf.depth == 0:
-            lo, hi = int(tables.first_start[byte]), int(tables.first_start[byte + 1])
-        else:
-            lo, hi = narrow(leaf.lo, leaf.hi, leaf.depth, byte, tables.piece_bytes, tables.piece_start)
-        mass = range_sum(leaf.row.probs, leaf.row.sums, lo, hi) * leaf.row.scale if lo < hi else 0.0
-        if mass <= 0.0:
-            return None
-        return Leaf(leaf.path, leaf.log_weight, leaf.row, lo, hi, leaf.depth + 1, mass)
-
-    def _closed(self, leaf: Leaf, position: int) -> tuple[Leaf | None, Boundary | None]:
-        """Split a leaf at ``position`` into its longer pieces and the boundary behind the piece that ends there."""
-        if leaf.depth == 0:
-            return leaf, None
-        lo, mass = exact_end(leaf.row.probs, leaf.lo, leaf.hi, leaf.depth, self.tables.piece_start)
-        if lo == leaf.lo:
-            return leaf, None
-        mass *= leaf.row.scale
-        boundary = None
-        if mass > 0.0:
-            path = np.append(leaf.path, self.tables.representative[leaf.lo])
-            boundary = Boundary(path, leaf.log_weight + log(mass), position)
-        rest = range_sum(leaf.row.probs, leaf.row.sums, lo, leaf.hi) * leaf.row.scale if lo < leaf.hi else 0.0
-        return (replace(leaf, lo=lo, mass=rest) if rest > 0.0 else None), boundary
-
-    def _plan(self) -> None:
-        """Close what ends here, merge, drop what is negligible, and decide what to evaluate."""
+    def _settle(self) -> None:
+        """Weigh the hypotheses anew after some were evaluated."""
         self._ready = False
-        here = len(self._text)
-        leaves: list[Leaf] = []
-        boundaries = self._ghosts
-        for leaf in self._leaves:
-            kept, boundary = self._closed(leaf, here)
-            if kept is not None:
-                leaves.append(kept)
-            if boundary is not None:
-                boundaries = [*boundaries, boundary]
-        if self._merge:
-            leaves, boundaries = merged(leaves, boundaries, here)
+        left = NO_ROOM
+        while left == NO_ROOM:
+            left = plan(self._covers, self._pieces, self._rows, self._learned, self._limits)
+            if left == NO_ROOM:
+                self._covers = larger(self._covers)
+        self._decide(left)
 
-        weights = [self._weight(b) for b in boundaries]
-        shares = [leaf.log_weight + log(leaf.mass) for leaf in leaves]
-        total = log_sum(shares + weights)
-        if total == -inf:
+    def _decide(self, left: float) -> None:
+        """What follows from the expected cost of the ghosts, or from what stands in its place."""
+        if left in (LOST, NO_MASS):
             self._reanchor()
-            return
-        self._log_total = total
-        keep = total + self._log_keep
-        self._leaves = [leaf for leaf, share in zip(leaves, shares, strict=True) if share >= keep]
-        log_shares = [weight - total for weight in weights]
-        self._pending, denied = self._worth_evaluating(boundaries, log_shares)
-        no_ghosts = {id(boundary) for boundary in (*self._pending, *denied)}
-        self._ghosts = [
-            boundary
-            for boundary, log_share in zip(boundaries, log_shares, strict=True)
-            if log_share >= self._log_keep and id(boundary) not in no_ghosts
-        ]
-        if self._leaves:
-            heaviest = max(self._leaves, key=lambda leaf: leaf.log_weight + log(leaf.mass))
-            self._anchor = Boundary(heaviest.path, heaviest.log_weight, here - heaviest.depth)
+        elif left > self.epsilon or not self.epsilon or not int(self._covers.state["n_leaves"][0]):
+            self._choose()
 
-    def _worth_evaluating(
-        self, boundaries: list[Boundary], log_shares: list[float]
-    ) -> tuple[list[Boundary], list[Boundary]]:
-        """(the costliest boundaries, until what is left is expected to cost at most epsilon bits; what to give up).
+    def _choose(self) -> None:
+        """Take up the costliest boundaries, until what is left is expected to cost at most epsilon bits.
 
-        A boundary's cost is its share times what a stand-in usually loses at such a place. A boundary that the
-        canonical tokenization denies waits; denied for some bytes it is given up. In an ensemble the stand-in is often
-        a better law than the expert's own: spurious boundaries would grow and multiply without end.
+        A boundary that the canonical tokenization denies waits; denied for some bytes it is given up. In an ensemble
+        the stand-in is often a better law than the expert's own: spurious boundaries would grow and multiply without
+        end.
         """
-        here = len(self._text)
-        costs = []
-        for boundary, log_share in zip(boundaries, log_shares, strict=True):
-            expected = (
-                self._surprise.expect(self._last_byte(here), log_share) if boundary.position == here else _LATE_BITS
-            )
-            costs.append(exp(log_share) * expected)
-        left = sum(costs)
-        chosen: list[Boundary] = []
-        denied: list[Boundary] = []
-        for i in sorted(range(len(boundaries)), key=lambda i: -costs[i]):
-            if left <= self.epsilon and (chosen or self._leaves):
+        covers, here = self._covers, self._here
+        n, n_leaves = int(covers.state["n_ghosts"][0]), int(covers.state["n_leaves"][0])
+        costs = covers.costs[:n]
+        left = float(costs.sum())
+        chosen: list[int] = []
+        denied: list[int] = []
+        for i in np.argsort(-costs, kind="stable").tolist():
+            if self.epsilon and left <= self.epsilon and (chosen or n_leaves):
                 break
-            boundary = boundaries[i]
-            age = here - boundary.position
-            if not age or not self.epsilon or border_holds(self.expert, bytes(self._text), boundary.position):
-                chosen.append(boundary)
-            elif age > _SUSPECT_BYTES:
-                denied.append(boundary)
-            left -= costs[i]
-        if not chosen and not self._leaves:
-            chosen.append(max(boundaries, key=self._weight))
-        return chosen, denied
+            position = int(covers.ghosts["position"][i])
+            if position == here or not self.epsilon or border_holds(self.expert, self._text(), position):
+                chosen.append(i)
+            elif here - position > _SUSPECT_BYTES:
+                denied.append(i)
+            left -= float(costs[i])
+        if not chosen and not n_leaves:
+            chosen.append(max(range(n), key=lambda i: self._weight(Boundary(*covers.ghosts[i].item()[:3]))))
+        if chosen or denied:
+            self._pending = [Boundary(*covers.ghosts[i].item()[:3]) for i in chosen]
+            remove(covers, np.array(chosen + denied))
 
     def _open(self, boundary: Boundary) -> None:
         """Evaluate a boundary and replay the bytes since it; what ends on the way becomes a ghost."""
-        row = self._evaluate(boundary.path)
-        fresh = Leaf(boundary.path, boundary.log_weight, row, 0, self.tables.n_text, 0, 1.0)
-        self._learn(fresh, boundary.position)
-        leaf: Leaf | None = fresh
-        here = len(self._text)
-        for position in range(boundary.position, here):
-            leaf = self._narrowed(leaf, self._text[position]) if leaf is not None else None
-            if leaf is not None and position + 1 < here:
-                leaf, nested = self._closed(leaf, position + 1)
-                if nested is not None:
-                    self._ghosts.append(nested)
-        if leaf is not None:
-            self._leaves.append(leaf)
+        path, position, log_weight = boundary
+        slot = self._evaluate(path)
+        log_share = log_weight - float(self._covers.state["log_total"][0])
+        learn(self._learned, self._last_byte(position), log_share, self._rows.first[slot])
+        while not replay(self._covers, self._pieces, self._rows, path, log_weight, position, slot):
+            self._covers = larger(self._covers)
 
-    def _evaluate(self, path: I32) -> Row:
+    def _evaluate(self, path: int) -> int:
+        """The slot of a row that follows a token path."""
         tables = self.tables
-        if not len(path):
-            return self._first_row()
-        logits = self.expert.evaluate(path)[0]
-        started = time.perf_counter()
-        probs = np.empty(tables.n_text, np.float32)
-        sums = np.empty(-(-tables.n_text // BLOCK))
-        try:
-            text, end = row_masses(logits, tables.order, tables.end_ids, probs, sums)
-        except ValueError as error:
-            raise ExpertFailedError(self.expert.name, f"{error} (at byte {len(self._text)} of the text)") from error
-        self.stats.n_decodes += 1
-        self.stats.bridge_s += time.perf_counter() - started
-        return Row(probs, sums, 1.0 / (text + end), end)
+        ids = token_path(self._covers, self._base, path)
+        logits = self.expert.evaluate(ids)[0] if len(ids) else None
+        began = time.perf_counter()
+        slot = self._free_slot()
+        probs, sums = self._rows.probs[slot], self._rows.sums[slot]
+        if logits is None:
+            # A first token without anything before it: Zipf over ids, which vocabularies order by frequency.
+            probs[:] = 1.0 / (tables.order + 100.0)
+            sums[:] = np.add.reduceat(probs, np.arange(0, len(probs), BLOCK), dtype=np.float64)
+            text, end = float(sums.sum()), 0.0
+        else:
+            try:
+                text, end = row_masses(logits, tables.order, tables.end_ids, probs, sums)
+            except ValueError as error:
+                raise ExpertFailedError(self.expert.name, f"{error} (at byte {self._here} of the text)") from error
+            self.stats.n_decodes += 1
+        add_row(self._pieces, self._rows, slot, text, end)
+        self.stats.bridge_s += time.perf_counter() - began
+        return slot
 
-    def _first_row(self) -> Row:
-        """The law of a first token without anything before it: Zipf over ids, which vocabularies order by frequency."""
-        probs = (1.0 / (self.tables.order + 100.0)).astype(np.float32)
-        sums = np.add.reduceat(probs, np.arange(0, len(probs), BLOCK), dtype=np.float64)
-        return Row(probs, sums, 1.0 / float(probs.sum(dtype=np.float64)), 0.0)
+    def _slots_in_use(self) -> set[int]:
+        return set(self._covers.leaves["slot"][: int(self._covers.state["n_leaves"][0])].tolist())
 
-    def _learn(self, leaf: Leaf, position: int) -> None:
-        """Remember what followed this boundary, and how well that was expected."""
-        law = np.zeros(N_SYMBOLS)
-        self._add_masses(leaf, 1.0, law)
-        last = self._last_byte(position)
-        self._surprise.learn(last, leaf.log_weight - self._log_total, law, self._word_starts.expect(last))
-        self._word_starts.learn(last, law)
-
-    def _add_masses(self, leaf: Leaf, weight: float, law: F64) -> None:
-        """Add a leaf's next-symbol masses, times ``weight``, to ``law``."""
-        t, row, scale = self.tables, leaf.row, weight * leaf.row.scale
-        child_masses(
-            row.probs, row.sums, leaf.lo, leaf.hi, leaf.depth,
-            t.piece_bytes, t.piece_start, t.first_start, t.pair_start, scale, law,
-        )  # fmt: skip
-        if leaf.depth == 0:
-            law[END] += scale * row.end
-
-    def _sum_law(self) -> None:
-        """Sum the leaves' next-symbol masses; what the ghosts hold is left to the stand-in."""
-        started = time.perf_counter()
-        self._probs[:] = 0.0
-        for leaf in self._leaves:
-            self._add_masses(leaf, exp(leaf.log_weight - self._log_total), self._probs)
-        mass = float(self._probs.sum())
-        ghosts = sum(exp(self._weight(g) - self._log_total) for g in self._ghosts)
-        self._ghost_share = self._escape + (1.0 - self._escape) * ghosts / (ghosts + mass)
-        self._probs *= (1.0 - self._ghost_share) / mass if mass > 0.0 else 0.0
-        self._ready = True
-        self.stats.bridge_s += time.perf_counter() - started
+    def _free_slot(self) -> int:
+        used = self._slots_in_use().union(*(hold.slots for hold in self._holds))
+        if len(used) == len(self._rows.scale):
+            self._rows = more_rows(self._rows)
+        return next(slot for slot in range(len(self._rows.scale)) if slot not in used)
 
     def _reanchor(self) -> None:
         """The text went where no hypothesis put mass: start again from the canonical tokens of the recent text.
 
         The last canonical token stays open; if even that has no mass, a border is assumed right here.
         """
-        text, here = bytes(self._text), len(self._text)
-        path, end = self._anchor.path, self._anchor.position
+        text, here, nodes, state = self._text(), self._here, self._covers.nodes, self._covers.state
+        path, end = int(state["anchor_path"][0]), int(state["anchor_position"][0])
         starts = self.expert.vocabulary.piece_start
         while end > word_start(text, here):
-            end -= int(starts[path[-1] + 1] - starts[path[-1]])
-            path = path[:-1]
+            path, token, _ = nodes[path].item()
+            end -= int(starts[token + 1] - starts[token])
         ids = self.expert.tokenize(text[end:])
+        position = here
         if self._reanchored_at != here:
             self.stats.n_reanchors += 1
-            here -= int(starts[ids[-1] + 1] - starts[ids[-1]])
+            position -= int(starts[ids[-1] + 1] - starts[ids[-1]])
             ids = ids[:-1]
-        self._reanchored_at = len(text)
-        self._leaves, self._ghosts = [], []
-        self._pending = [Boundary(np.concatenate([path, ids]), 0.0, here)]
+        self._reanchored_at = here
+        self._covers, path = append_path(self._covers, path, ids)
+        state = self._covers.state
+        state["n_leaves"] = state["n_ghosts"] = state["n_joined"] = 0
+        state["longest"] = self._covers.nodes["length"][path]
+        self._pending = [Boundary(path, position, 0.0)]
+        self._ready = False

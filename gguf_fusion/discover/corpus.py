@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from gguf_fusion.arrays import F64
 from gguf_fusion.cover.ghosts import fill
 from gguf_fusion.errors import UsageError
+from gguf_fusion.evaluate.score import Document
+from gguf_fusion.evaluate.split import together
 from gguf_fusion.evaluate.trace import Trace
 from gguf_fusion.formula.features import Steps
 from gguf_fusion.formula.nodes import Memory, Node
@@ -151,17 +153,21 @@ def gather(traces: Iterable[tuple[str, str, Trace]], splits: Mapping[str, str], 
 def split_documents(documents: Sequence[tuple[str, str, bytes]], seed: int) -> dict[str, str]:
     """Split (name, domain, text) by document: of every domain half to fit, a quarter each to select and test.
 
-    Documents with equal text share a split. The order depends on the digests of the texts and the seed only.
+    Near-duplicates (``evaluate.split.together``) share a split. The choice depends on the texts, their domains and the
+    seed only.
     """
+    digests = [hashlib.sha256(str(seed).encode() + text).digest() for _, _, text in documents]
+    groups = [sorted(group, key=lambda i: (digests[i], documents[i][1])) for group in _together(documents)]
+    by_domain: dict[str, list[list[int]]] = {}
+    for group in sorted(groups, key=lambda group: digests[group[0]]):
+        by_domain.setdefault(documents[group[0]][1], []).append(group)
     chosen: dict[str, str] = {}
-    seen: dict[bytes, str] = {}
-    for domain in sorted({domain for _, domain, _ in documents}):
-        ranked = sorted(
-            (hashlib.sha256(str(seed).encode() + text).digest(), name, text)
-            for name, of, text in documents
-            if of == domain
-        )
-        for i, (_, name, text) in enumerate(ranked):
-            split = "fit" if i % 4 in (0, 2) else SPLITS[1 + i % 4 // 2]
-            chosen[name] = seen.setdefault(text, split)
+    for same in by_domain.values():
+        for rank, group in enumerate(same):
+            split = "fit" if rank % 4 in (0, 2) else SPLITS[1 + rank % 4 // 2]
+            chosen.update({documents[i][0]: split for i in group})
     return chosen
+
+
+def _together(documents: Sequence[tuple[str, str, bytes]]) -> list[list[int]]:
+    return together([Document(name, text, domain) for name, domain, text in documents])

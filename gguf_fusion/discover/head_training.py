@@ -7,8 +7,9 @@ Loss per byte (Xiong et al., arXiv 2601.05106, for frozen experts)::
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from gguf_fusion.arrays import F64, I64
 from gguf_fusion.router.head import softmax
 
 EXPERT_LOSS = 1.0 / 3.0
-_FLOOR = -25.0
+FLOOR = -25.0
 """Natural log below which a law counts as this: one symbol that an expert rules out must not be the whole loss."""
 
 _BATCH = 256
@@ -63,8 +64,8 @@ def standardise(features: NDArray[np.floating]) -> tuple[F64, F64]:
 
 def loss_and_gradient(fit: Fit, x: F64, examples: Examples, rows: I64) -> tuple[float, Fit]:
     """(mean loss in nats, gradient) over some rows; ``x``: float64[len(rows), n_features], standardised."""
-    laws = np.maximum(examples.laws[rows].astype(np.float64), _FLOOR)
-    router = np.maximum(examples.router[rows].astype(np.float64), _FLOOR)
+    laws = np.maximum(examples.laws[rows].astype(np.float64), FLOOR)
+    router = np.maximum(examples.router[rows].astype(np.float64), FLOOR)
     came = examples.came[rows]
     at = np.arange(len(rows))
     omega = softmax(x @ fit.w.T + fit.c)
@@ -92,14 +93,43 @@ def dev_loss(fit: Fit, mean: F64, scale: F64, examples: Examples) -> float:
     for first in range(0, len(examples.came), 1024):
         rows = np.arange(first, min(first + 1024, len(examples.came)))
         x = (np.asarray(examples.features[rows], np.float64) - mean) / scale
-        laws = np.maximum(examples.laws[rows].astype(np.float64), _FLOOR)
+        laws = np.maximum(examples.laws[rows].astype(np.float64), FLOOR)
         logs = np.einsum("ni,nis->ns", softmax(x @ fit.w.T + fit.c), laws)
-        logs += fit.lam * np.maximum(examples.router[rows], _FLOOR)
+        logs += fit.lam * np.maximum(examples.router[rows], FLOOR)
         top = logs.max(axis=1)
         total += float(
             (top + np.log(np.exp(logs - top[:, None]).sum(axis=1)) - logs[rows - first, examples.came[rows]]).sum()
         )
     return total / len(examples.came)
+
+
+class Adam:
+    """Steps against a gradient, each parameter by its own history (Kingma & Ba 2015); λ stays at or above 0."""
+
+    def __init__(self, fit: Fit) -> None:
+        self._means: list[Any] = [np.zeros_like(fit.w), np.zeros_like(fit.c), np.zeros(())]
+        self._squares = [mean.copy() for mean in self._means]
+        self._n = 0
+
+    def step(self, fit: Fit, gradient: Fit) -> None:
+        """Move ``fit``."""
+        self._n += 1
+        moves = []
+        for k, slope in enumerate((gradient.w, gradient.c, np.asarray(gradient.lam))):
+            self._means[k] = _BETA1 * self._means[k] + (1.0 - _BETA1) * slope
+            self._squares[k] = _BETA2 * self._squares[k] + (1.0 - _BETA2) * slope**2
+            size = np.sqrt(self._squares[k] / (1.0 - _BETA2**self._n)) + _SMALL
+            moves.append(_RATES[k] * self._means[k] / (1.0 - _BETA1**self._n) / size)
+        fit.w -= moves[0]
+        fit.c -= moves[1]
+        fit.lam = max(0.0, fit.lam - float(moves[2]))
+
+
+def batches(n: int, random: np.random.Generator) -> Iterator[I64]:
+    """Row numbers of one epoch, shuffled, some hundred at a time."""
+    order = random.permutation(n)
+    for first in range(0, n, _BATCH):
+        yield np.sort(order[first : first + _BATCH])
 
 
 def train(
@@ -120,29 +150,13 @@ def train(
     n_experts = fit_on.laws.shape[1]
     fit = Fit(np.zeros((n_experts, len(mean))), np.zeros(n_experts), 0.0)
     best, best_loss = fit.copy(), dev_loss(fit, mean, scale, dev)
-    moments = (
-        [np.zeros_like(fit.w), np.zeros_like(fit.c), np.zeros(())],
-        [np.zeros_like(fit.w), np.zeros_like(fit.c), np.zeros(())],
-    )
-    random = np.random.default_rng(seed)
-    step = waited = 0
+    adam, random = Adam(fit), np.random.default_rng(seed)
+    waited = 0
     for epoch in range(epochs):
-        order = random.permutation(len(fit_on.came))
-        for first in range(0, len(order), _BATCH):
-            rows = np.sort(order[first : first + _BATCH])
+        for rows in batches(len(fit_on.came), random):
             x = (np.asarray(fit_on.features[rows], np.float64) - mean) / scale
             _, gradient = loss_and_gradient(fit, x, fit_on, rows)
-            step += 1
-            slopes = gradient.w + decay * fit.w, gradient.c, np.asarray(gradient.lam if complementary else 0.0)
-            moves = []
-            for k, slope in enumerate(slopes):
-                moments[0][k] = _BETA1 * moments[0][k] + (1.0 - _BETA1) * slope
-                moments[1][k] = _BETA2 * moments[1][k] + (1.0 - _BETA2) * slope**2
-                size = np.sqrt(moments[1][k] / (1.0 - _BETA2**step)) + _SMALL
-                moves.append(_RATES[k] * moments[0][k] / (1.0 - _BETA1**step) / size)
-            fit.w -= moves[0]
-            fit.c -= moves[1]
-            fit.lam = max(0.0, fit.lam - float(moves[2]))
+            adam.step(fit, Fit(gradient.w + decay * fit.w, gradient.c, gradient.lam if complementary else 0.0))
         loss = dev_loss(fit, mean, scale, dev)
         tell(epoch, loss)
         waited += 1

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gguf_fusion.arrays import F64, Bool
 from gguf_fusion.evaluate import statistics
 from gguf_fusion.evaluate.score import BridgeScore, DocumentScore, ExpertScore, FusedScore, ratio, total
 
@@ -29,9 +30,9 @@ def as_json(
         "best_single": best,
         "chosen_on": "dev" if dev else "the scored documents",
         "document_oracle_bpb": finite(document_oracle(scores)),
-        "comparison": comparison(scores, best),
+        "comparison": comparison(scores, best, chosen_here=not dev),
         "domains": {
-            domain: comparison([s for s in scores if s.domain == domain], best)
+            domain: comparison([s for s in scores if s.domain == domain], best, chosen_here=not dev)
             for domain in dict.fromkeys(s.domain for s in scores)
         },
     }
@@ -47,7 +48,8 @@ def score_json(score: DocumentScore) -> dict[str, Any]:
         "total_bytes": score.total_bytes,
         "windows": score.n_windows,
         "experts": {name: _expert_json(expert) for name, expert in score.experts.items()},
-        "fused": {name: _fused_json(fused) for name, fused in score.fused.items()},
+        "larger": {name: _expert_json(expert) for name, expert in score.larger.items()},
+        "fused": {name: _fused_json(fused, score.word_first) for name, fused in score.fused.items()},
         "oracle_bpb": finite(score.oracle_bits / score.n_bytes) if score.n_bytes else None,
         "floor_hits": score.floor_hits,
         "seconds": round(score.seconds, 3),
@@ -81,13 +83,15 @@ def _bridge_json(bridge: BridgeScore) -> dict[str, Any]:
     }
 
 
-def _fused_json(fused: FusedScore) -> dict[str, Any]:
-    known = statistics.calibration(fused.confidence, fused.correct, fused.brier_sum)
+def _fused_json(fused: FusedScore, word_first: Bool) -> dict[str, Any]:
+    known = statistics.calibration(fused.confidence, fused.correct, fused.brier)
+    first = statistics.calibration(fused.confidence[word_first], fused.correct[word_first], fused.brier[word_first])
     return {
         "bpb": finite(fused.bits_per_byte),
         "zero_hits": fused.zero_hits,
         "empty_pools": fused.empty_pools,
         **{key: finite(value) for key, value in asdict(known).items()},
+        "word_first": {key: finite(value) for key, value in asdict(first).items()},
     }
 
 
@@ -103,40 +107,66 @@ def document_oracle(scores: Sequence[DocumentScore]) -> float:
     return ratio(bits, sum(s.n_bytes for s in scores))
 
 
-def comparison(scores: Sequence[DocumentScore], best: str | None = None) -> dict[str, Any]:
-    """Every strategy against one expert with its own tokens, document by document.
+def comparison(
+    scores: Sequence[DocumentScore], best: str | None = None, *, chosen_here: bool = False
+) -> dict[str, Any]:
+    """Every strategy against one expert, document by document: with its own tokens, and through its bridge.
 
-    Without ``best`` the expert is chosen on these same documents, which favours it; documents without a scored byte
-    are left out.
+    Own tokens against a fused law also measure the bridge: one expert "gains" over itself. ``against_bridge`` leaves
+    fusion alone; ``larger`` holds the same for single models that are no members, with their own tokens. Without
+    ``best``, or where it was ``chosen_here``, on these same documents, there are no p-values against it: the choice
+    favours it. Holm's correction is over the strategies, apart for each of these baselines. Documents without a scored
+    byte are left out.
     """
     usable = [score for score in scores if score.n_bytes]
     if not usable:
         return {}
+    named = len(usable[0].experts) == 1 or not (best is None or chosen_here)
     best = best or total(usable).best_single()
     singles = np.array([[score.experts[name].own_bits for score in usable] for name in usable[0].experts])
-    theirs = np.array([score.experts[best].own_bits for score in usable])
+    through_bridge = np.array([score.experts[best].bridge[0].bits for score in usable])
     n_bytes = np.array([score.n_bytes for score in usable], np.float64)
+    ours = {name: np.array([score.fused[name].bits for score in usable]) for name in usable[0].fused}
+    ours = {name: bits for name, bits in ours.items() if np.isfinite(bits).all()}
     domains = [score.domain for score in usable]
-    # Own tokens against a fused law also measure the bridge: one expert "gains" over itself. This leaves fusion alone.
-    through_bridge = sum(score.experts[best].bridge[0].bits for score in usable)
-    found: dict[str, Any] = {}
-    for name in usable[0].fused:
-        ours = np.array([score.fused[name].bits for score in usable])
-        if not np.isfinite(ours).all():
-            continue
-        won, tied = statistics.win_rate(ours, theirs)
-        gain = statistics.bootstrap_gain(ours, theirs, n_bytes, domains)
-        found[name] = {
+
+    def against(theirs: F64, *, tested: bool = True) -> dict[str, dict[str, Any]]:
+        return _against(ours, theirs, n_bytes, domains, tested=tested) if np.isfinite(theirs).all() else {}
+
+    own = against(np.array([score.experts[best].own_bits for score in usable]), tested=named)
+    bridge = against(through_bridge, tested=named)
+    larger = {name: against(np.array([score.larger[name].own_bits for score in usable])) for name in usable[0].larger}
+    return {
+        name: {
             "best_single": best,
+            **entry,
+            "regret_bpb": finite(float(statistics.regret(ours[name], singles).sum() / n_bytes.sum())),
+            "relative_to_bridge": bridge.get(name, {}).get("relative"),
+            "against_bridge": bridge.get(name),
+            "larger": {model: found[name] for model, found in larger.items()},
+        }
+        for name, entry in own.items()
+    }
+
+
+def _against(
+    ours: Mapping[str, F64], theirs: F64, n_bytes: F64, domains: Sequence[str], *, tested: bool
+) -> dict[str, dict[str, Any]]:
+    """Gains with intervals, wins and, where ``tested``, p-values of strategies against one baseline."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, bits in ours.items():
+        won, tied = statistics.win_rate(bits, theirs)
+        gain = statistics.bootstrap_gain(bits, theirs, n_bytes, domains)
+        found[name] = {
             **{key: finite(value) for key, value in asdict(gain).items()},
-            "relative_to_bridge": finite(1.0 - float(ours.sum()) / through_bridge) if through_bridge else None,
             "win_rate": won,
             "ties": tied,
-            "regret_bpb": finite(float(statistics.regret(ours, singles).sum() / n_bytes.sum())),
-            "p_value": statistics.sign_flip(ours, theirs),
+            "p_value": statistics.sign_flip(bits, theirs) if tested else None,
+            "p_holm": None,
         }
-    for name, p in zip(found, statistics.holm([entry["p_value"] for entry in found.values()]), strict=True):
-        found[name]["p_holm"] = p
+    if tested:
+        for entry, p in zip(found.values(), statistics.holm([e["p_value"] for e in found.values()]), strict=True):
+            entry["p_holm"] = p
     return found
 
 
@@ -146,13 +176,22 @@ def finite(value: float) -> float | None:
 
 
 EXPERT_HEADER: Row = ("EXPERT", "OWN", "BRIDGE", "COST", "DECODES/TOKEN", "GHOSTS", "RE-ANCHORS")
-FUSED_HEADER: Row = ("STRATEGY", "BITS/BYTE", "AGAINST BEST", "95 % INTERVAL", "AGAINST ITS BRIDGE", "WINS")
+
+
+def fused_header(score: DocumentScore) -> Row:
+    """Headings of ``fused_rows``."""
+    return (
+        *("STRATEGY", "BITS/BYTE", "AGAINST BEST", "95 % INTERVAL", "P"),
+        *("AGAINST ITS BRIDGE", "95 % INTERVAL", "P", "WINS"),
+        *(part for name in score.larger for part in (f"AGAINST {name}", "95 % INTERVAL")),
+    )  # fmt: skip
 
 
 def expert_rows(score: DocumentScore) -> list[Row]:
     """One row per expert and epsilon: bits per byte with own tokens and through the bridge, and what that takes."""
     rows: list[Row] = []
-    for name, expert in score.experts.items():
+    larger = {f"{name} (no member)": expert for name, expert in score.larger.items()}
+    for name, expert in {**score.experts, **larger}.items():
         for bridge in expert.bridge:
             label = name if len(expert.bridge) == 1 else f"{name} (ε {bridge.epsilon:g})"
             rows.append(
@@ -170,23 +209,44 @@ def expert_rows(score: DocumentScore) -> list[Row]:
 
 
 def fused_rows(score: DocumentScore, compared: Mapping[str, Any]) -> list[Row]:
-    """One row per strategy; ``compared`` is what ``comparison`` found (may be empty)."""
+    """One row per strategy, fewer bits being negative; ``compared`` is what ``comparison`` found (may be empty).
+
+    p-values are Holm's.
+    """
     rows: list[Row] = []
     for name, fused in score.fused.items():
-        entry = compared.get(name, {})
+        entry = compared.get(name) or {}
+        bridge = entry.get("against_bridge") or {}
         best = score.experts[entry.get("best_single") or score.best_single()]
-        low, high = entry.get("relative_low"), entry.get("relative_high")
+        against = [entry.get("larger", {}).get(model) or {} for model in score.larger]
         rows.append(
             (
                 name,
                 _number(fused.bits_per_byte),
                 percent(fused.bits / best.own_bits - 1.0 if best.own_bits else math.nan),
-                "" if low is None or high is None else f"{percent(-high)} … {percent(-low)}",
-                "" if entry.get("relative_to_bridge") is None else percent(-entry["relative_to_bridge"]),
+                _interval(entry),
+                _p(entry),
+                _change(bridge),
+                _interval(bridge),
+                _p(bridge),
                 "" if "win_rate" not in entry else percent(entry["win_rate"], sign=False),
+                *(cell for found in against for cell in (_change(found), _interval(found))),
             )
         )
     return rows
+
+
+def _change(entry: Mapping[str, Any]) -> str:
+    return "" if entry.get("relative") is None else percent(-entry["relative"])
+
+
+def _interval(entry: Mapping[str, Any]) -> str:
+    low, high = entry.get("relative_low"), entry.get("relative_high")
+    return "" if low is None or high is None else f"{percent(-high)} … {percent(-low)}"
+
+
+def _p(entry: Mapping[str, Any]) -> str:
+    return "" if entry.get("p_holm") is None else f"{entry['p_holm']:.2g}"
 
 
 def _number(value: float, digits: int = 3) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from gguf_fusion.arrays import F32, F64, Bool
 from gguf_fusion.cover.ghosts import FLOOR
 from gguf_fusion.evaluate.trace import Trace
+from gguf_fusion.evidence import SEPARATORS
 from gguf_fusion.fusion import linear, normalised
 from gguf_fusion.records import N_SYMBOLS
 from gguf_fusion.strategy import Strategy
@@ -77,7 +78,7 @@ class ExpertScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedScore:
-    """One strategy. ``brier_sum`` adds up Σ_s (f(s) - 1[s = x])²; the arrays hold one entry per scored byte."""
+    """One strategy; the arrays hold one entry per scored byte."""
 
     bits: float
     n_bytes: int
@@ -85,11 +86,14 @@ class FusedScore:
     """Bytes to which the fused law gave probability 0; they make ``bits`` infinite."""
     empty_pools: int
     """Bytes at which the pool left no mass anywhere and the linear pool stepped in, as in the engine."""
-    brier_sum: float
+    brier: F32
+    """float32[n_bytes]: Σ_s (f(s) - 1[s = x])²."""
     confidence: F32
     """float32[n_bytes]: largest probability of the fused law."""
     correct: Bool
     """bool[n_bytes]: whether the most probable byte came."""
+    weights: F32
+    """float32[n_bytes, n_experts]: what mixed the experts before each byte."""
 
     @property
     def bits_per_byte(self) -> float:
@@ -108,7 +112,11 @@ class DocumentScore:
     seconds: float
     experts: Mapping[str, ExpertScore]
     oracle_bits: float
+    word_first: Bool
+    """bool[n_bytes]: whether a word begins with the scored byte."""
     fused: Mapping[str, FusedScore] = field(default_factory=dict)
+    larger: Mapping[str, ExpertScore] = field(default_factory=dict)
+    """Single models to compare with that are no members."""
 
     @property
     def floor_hits(self) -> int:
@@ -144,8 +152,17 @@ def score_trace(
         oracle_bits=float(-columns["logprob"][:, :, 0].max(axis=1).sum(dtype=np.float64) / _LN2)
         if len(columns)
         else 0.0,
+        word_first=word_starts(trace.text)[scored],
         fused=fused,
     )
+
+
+def word_starts(text: bytes) -> Bool:
+    """bool[n_bytes]: where a word begins, at the start or after white space or ASCII punctuation."""
+    separates = np.isin(np.frombuffer(text, np.uint8), SEPARATORS)
+    starts: Bool = ~separates
+    starts[1:] &= separates[:-1]
+    return starts
 
 
 def _expert(trace: Trace, columns: np.ndarray) -> ExpertScore:
@@ -185,8 +202,8 @@ def fuse(trace: Trace, strategy: Strategy, weights: F64, roles: Sequence[str] = 
     fuser = strategy.bind(n_experts, N_SYMBOLS, weights, trace.names, roles)
     base = weights / weights.sum()
     n = len(trace.text)
-    log_f, confidence, brier = np.zeros(n), np.zeros(n, np.float32), np.zeros(n)
-    correct = np.zeros(n, np.bool_)
+    log_f, confidence, brier = np.zeros(n), np.zeros(n, np.float32), np.zeros(n, np.float32)
+    correct, used = np.zeros(n, np.bool_), np.zeros((n, n_experts), np.float32)
     text = np.frombuffer(trace.text, np.uint8).astype(np.int64)
     empty_pools = 0
     for first, logprobs in _ahead(_filled(trace, base)):
@@ -202,16 +219,18 @@ def fuse(trace: Trace, strategy: Strategy, weights: F64, roles: Sequence[str] = 
         best = law.argmax(axis=1)
         given = laws[steps, came]
         log_f[at], confidence[at], correct[at] = given, law[steps, best], best == came
-        brier[at] = (law * law).sum(axis=1) - 2.0 * np.exp(given) + 1.0
+        brier[at] = np.einsum("ts,ts->t", law, law) - 2.0 * np.exp(given) + 1.0
+        used[at] = mixed.T
     kept = trace.scored
     return FusedScore(
         bits=float(-log_f[kept].sum() / _LN2),
         n_bytes=int(kept.sum()),
         zero_hits=int(np.isneginf(log_f[kept]).sum()),
         empty_pools=empty_pools,
-        brier_sum=float(brier[kept].sum()),
+        brier=brier[kept],
         confidence=confidence[kept],
         correct=correct[kept],
+        weights=used[kept],
     )
 
 
@@ -269,6 +288,8 @@ def total(scores: Sequence[DocumentScore], name: str = "all", domain: str = "") 
         seconds=sum(s.seconds for s in scores),
         experts={name: _sum_experts([s.experts[name] for s in scores]) for name in first.experts},
         oracle_bits=sum(s.oracle_bits for s in scores),
+        word_first=np.concatenate([s.word_first for s in scores]),
+        larger={name: _sum_experts([s.larger[name] for s in scores]) for name in first.larger},
         fused={name: _sum_fused([s.fused[name] for s in scores]) for name in first.fused},
     )
 
@@ -303,7 +324,8 @@ def _sum_fused(scores: Sequence[FusedScore]) -> FusedScore:
         n_bytes=sum(s.n_bytes for s in scores),
         zero_hits=sum(s.zero_hits for s in scores),
         empty_pools=sum(s.empty_pools for s in scores),
-        brier_sum=sum(s.brier_sum for s in scores),
+        brier=np.concatenate([s.brier for s in scores]),
         confidence=np.concatenate([s.confidence for s in scores]),
         correct=np.concatenate([s.correct for s in scores]),
+        weights=np.concatenate([s.weights for s in scores]),
     )

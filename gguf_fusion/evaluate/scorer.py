@@ -21,6 +21,7 @@ from gguf_fusion.evaluate.score import Document
 from gguf_fusion.evaluate.teacher import REJOIN_BYTES
 from gguf_fusion.evaluate.windows import CONTEXT, SIZE, check_sizes
 from gguf_fusion.hub.digests import model_digest
+from gguf_fusion.hub.store import sha256_of
 from gguf_fusion.lanes import Lanes, ThreadedExpert, choose
 from gguf_fusion.load import Options, load_expert
 from gguf_fusion.members import Member
@@ -204,7 +205,9 @@ def _opened(about: Mapping[str, Any], path: Path, text: bytes) -> trace.Trace:
 def _facts(member: Member, path: Path, options: Options) -> dict[str, Any]:
     """What decides about an expert's rows."""
     spec = member.spec
+    adapter = {} if spec.lora is None else {"lora": sha256_of(spec.lora)}
     return {
+        **adapter,
         "name": spec.name,
         "sha256": model_digest(path),
         "n_gpu_layers": (spec.n_gpu_layers or 0) if options.n_gpu_layers is None else options.n_gpu_layers,

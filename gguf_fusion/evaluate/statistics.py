@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gguf_fusion.arrays import F64, Bool
+from gguf_fusion.arrays import F32, F64, Bool
 
 N_RESAMPLES = 10_000
 _N_BINS = 15
@@ -49,8 +49,9 @@ def bootstrap_gain(
 ) -> Gain:
     """Paired bootstrap over documents, stratified by domain, of 1 - Σ ours / Σ theirs and Σ (theirs - ours) / Σ bytes.
 
-    Each resample draws as many documents of every domain as there are; percentile interval. With fewer than two
-    documents there is no interval (NaN).
+    Each resample draws as many documents of every domain as there are; percentile interval. Where a domain has one
+    document only, which would be drawn every time as if it were certain, documents are drawn regardless of domains.
+    With fewer than two documents there is no interval (NaN).
     """
     columns = np.stack([ours, theirs, n_bytes]).astype(np.float64)
     if len(ours) == 0:
@@ -62,6 +63,8 @@ def bootstrap_gain(
         rng = np.random.default_rng(seed)
         drawn = np.zeros((n_resamples, 3))
         groups = np.array(domains if domains is not None else [""] * len(ours))
+        if np.unique(groups, return_counts=True)[1].min() < 2:
+            groups = np.full(len(ours), "")
         for domain in dict.fromkeys(groups.tolist()):
             mine = columns[:, groups == domain]
             n = mine.shape[1]
@@ -127,14 +130,20 @@ def regret(ours: F64, experts: F64) -> F64:
     return bits
 
 
-def calibration(confidence: np.ndarray, correct: Bool, brier_sum: float) -> Calibration:
-    """From the largest probability of each law and whether that symbol came; 15 bins of equal mass."""
+def calibration(confidence: F32, correct: Bool, brier: F32) -> Calibration:
+    """From the largest probability of each law, whether that symbol came, and each law's Brier score; equal bins."""
     n = len(confidence)
     if not n:
         return Calibration(ece=float("nan"), brier=float("nan"), accuracy=float("nan"))
+    sure, right, sizes = reliability(confidence, correct)
+    ece = float((sizes / n * np.abs(right - sure)).sum())
+    return Calibration(ece=ece, brier=float(brier.mean(dtype=np.float64)), accuracy=float(correct.mean()))
+
+
+def reliability(confidence: F32, correct: Bool) -> tuple[F64, F64, F64]:
+    """(mean confidence, share correct, number of symbols), float64[n_bins] each: at most 15 bins of equal mass."""
     order = np.argsort(confidence, kind="stable")
-    ece = 0.0
-    for members in np.array_split(order, min(_N_BINS, n)):
-        gap = correct[members].mean() - confidence[members].mean(dtype=np.float64)
-        ece += len(members) / n * abs(float(gap))
-    return Calibration(ece=ece, brier=brier_sum / n, accuracy=float(correct.mean()))
+    bins = np.array_split(order, min(_N_BINS, max(1, len(order))))
+    sure = np.array([confidence[members].mean(dtype=np.float64) for members in bins])
+    right = np.array([correct[members].mean(dtype=np.float64) for members in bins])
+    return sure, right, np.array([len(members) for members in bins], np.float64)

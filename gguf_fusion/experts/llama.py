@@ -16,12 +16,13 @@ import numpy as np
 
 from gguf_fusion.arrays import F32, I32
 from gguf_fusion.errors import ClosedError, ContextOverflowError, ExpertFailedError, LoadError, ModelFileError
-from gguf_fusion.experts import native, native_devices, weights
+from gguf_fusion.experts import native, native_devices, native_lora, weights
 from gguf_fusion.experts.base import Progress
 from gguf_fusion.experts.native_vocabulary import EndEdit, read_vocabulary
 from gguf_fusion.experts.settings import Settings, check_against_model, depends_on_threads, flash, load_message
 from gguf_fusion.experts.tokenizer import Tokenizer
 from gguf_fusion.gguf_info import read, require_generative
+from gguf_fusion.kernels.paths import common_prefix
 from gguf_fusion.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
@@ -63,6 +64,8 @@ class LlamaExpert:
         )
         self._model, self._context = model, context
         self._n_swa = 0 if settings.swa_full else model.n_swa
+        self.goes_back = settings.swa_full and not model.has_state
+        """Whether the text can be cut anywhere without reading it again."""
         self._told = False
         self._resident = np.zeros(settings.n_ctx, np.int32)
         self._n_resident = 0
@@ -115,6 +118,8 @@ class LlamaExpert:
                     n_rows=chosen.max_rows, n_threads=chosen.threads, type_k=chosen.type_k, type_v=chosen.type_v,
                     flash_attn=flash(info, chosen), swa_full=chosen.swa_full, n_seq=n_seq, hidden=chosen.hidden,
                 )  # fmt: skip
+                if chosen.lora:
+                    native_lora.apply(model, context, Path(chosen.lora))
             except LoadError as error:
                 raise LoadError(load_message(name, info, chosen, str(error))) from None
             vocabulary = read_vocabulary(model, add_end=add_end, remove_end=remove_end)
@@ -150,8 +155,10 @@ class LlamaExpert:
         """
         with self._using():
             path = self._checked(path, n_rows)
-            if self._last_rows is not None and len(self._last_rows) >= n_rows and np.array_equal(path, self._last_path):
-                return self._last_rows[-n_rows:]
+            known = self._last_rows
+            same = known is not None and len(known) >= n_rows and len(path) == len(self._last_path)
+            if known is not None and same and (path == self._last_path).all():
+                return known[-n_rows:]
             self._last_rows = None
             rows = self._beside(path, n_rows) if branch else None
             if rows is None:
@@ -183,15 +190,14 @@ class LlamaExpert:
             )
         if len(path) > self.n_ctx:
             raise ContextOverflowError(self.name, len(path), self.n_ctx)
-        if int(path.min()) < 0 or int(path.max()) >= self.vocabulary.n_vocab:
-            raise ValueError(f"path: token ids must lie in 0…{self.vocabulary.n_vocab - 1}")
         return path
 
     def _shared(self, path: I32) -> int:
         """Length of the longest common prefix of ``path`` and the resident path."""
-        n = min(len(path), self._n_resident)
-        different = np.flatnonzero(path[:n] != self._resident[:n])
-        return int(different[0]) if len(different) else n
+        n = int(common_prefix(path, self._resident, self._n_resident, self.vocabulary.n_vocab))
+        if n < 0:
+            raise ValueError(f"path: token ids must lie in 0…{self.vocabulary.n_vocab - 1}")
+        return n
 
     def _along(self, path: I32, n_rows: int, progress: Progress | None) -> F32:
         """Make ``path`` the resident one and return its last rows."""

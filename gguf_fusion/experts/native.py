@@ -80,6 +80,7 @@ _token_to_piece = _quick(
     "llama_token_to_piece", ctypes.c_int32,
     ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_bool,
 )  # fmt: skip
+_logits_at = _quick("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
 _get_attr = _quick("llama_vocab_get_attr", ctypes.c_int, ctypes.c_void_p, ctypes.c_int32)
 _is_eog = _quick("llama_vocab_is_eog", ctypes.c_bool, ctypes.c_void_p, ctypes.c_int32)
 
@@ -270,9 +271,11 @@ class Context:
         self._batch = lib.llama_batch_init(self.n_batch, 0, 1)
         self._token = np.ctypeslib.as_array(self._batch.token, (self.n_batch,))
         self._pos = np.ctypeslib.as_array(self._batch.pos, (self.n_batch,))
+        self._positions = np.arange(self.n_cells, dtype=np.int32)
         self._output = np.ctypeslib.as_array(self._batch.logits, (self.n_batch,))
         np.ctypeslib.as_array(self._batch.n_seq_id, (self.n_batch,))[:] = 1
         self._last: deque[str] = deque()
+        self._view: tuple[tuple[int, int], F32] = (0, 0), np.zeros((0, 0), np.float32)
 
     @property
     def handle(self) -> Any:
@@ -298,12 +301,12 @@ class Context:
             raise ValueError(f"decode: {n} tokens and {n_rows} rows, expected 1…{self.n_batch} and 0…{self.n_rows}")
         if not 0 <= sequence < self.n_seq or position < 0 or position + n > self.n_cells:
             raise ValueError(f"decode: sequence {sequence}, positions {position}…{position + n - 1} out of range")
-        if int(tokens.min()) < 0 or int(tokens.max()) >= self._model.n_vocab:
+        if int(tokens.view(np.uint32).max()) >= self._model.n_vocab:  # negative ids are large ones, too
             raise ValueError(f"decode: token ids must lie in 0…{self._model.n_vocab - 1}")
         handle, batch = self.handle, self._batch
         batch.n_tokens = n
         self._token[:n] = tokens
-        self._pos[:n] = np.arange(position, position + n, dtype=np.int32)
+        self._pos[:n] = self._positions[position : position + n]
         self._output[:n] = 0
         self._output[n - n_rows : n] = 1
         for i in range(n):
@@ -326,14 +329,17 @@ class Context:
     def rows(self, n_tokens: int, n_rows: int) -> F32:
         """float32[n_rows, n_vocab]: a view of the logits of the last ``n_rows`` of ``n_tokens`` just decoded."""
         width = self._model.n_vocab
-        first = lib.llama_get_logits_ith(self.handle, n_tokens - n_rows)
-        last = lib.llama_get_logits_ith(self.handle, n_tokens - 1)
+        first = _logits_at(self.handle, n_tokens - n_rows)
+        last = first if n_rows == 1 else _logits_at(self.handle, n_tokens - 1)
         if not first or not last:
             raise ValueError(f"rows: {n_rows} rows of {n_tokens} tokens were asked for, but not computed")
-        apart = ctypes.addressof(last.contents) - ctypes.addressof(first.contents)
+        apart = last - first
         if apart != 4 * width * (n_rows - 1):
             raise ValueError(f"rows: expected {n_rows} contiguous rows, but the last lies {apart} bytes from the first")
-        return np.ctypeslib.as_array(first, (n_rows, width))
+        if self._view[0] != (first, n_rows):  # nearly always the same place
+            values = (ctypes.c_float * (n_rows * width)).from_address(first)
+            self._view = (first, n_rows), np.ctypeslib.as_array(values).reshape(n_rows, width)
+        return self._view[1]
 
     def states(self, n_tokens: int, n_rows: int) -> F32:
         """float32[n_rows, n_embd]: the hidden states of the last ``n_rows`` of ``n_tokens`` just decoded, copied."""

@@ -55,6 +55,8 @@ class Settings:
 
     hidden: bool = False
     """Keep the hidden states of the last rows (``LlamaExpert.hidden``), for a router. Batches are small then."""
+    lora: str = ""
+    """A LoRA adapter (GGUF) to compute with; empty = the model as it is."""
 
     def __post_init__(self) -> None:
         lowest = {"n_threads": 0, "n_gpu_layers": -1}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import mmap
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gguf_fusion.errors import ModelFileError
@@ -34,21 +35,23 @@ _KEEP_ARRAY = 4096
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor: ``layer`` is the block it belongs to, None for embeddings and outputs."""
+    """One tensor: ``layer`` is the block it belongs to, None for embeddings and outputs.
+
+    file, offset : where its ``size_bytes`` lie
+    """
 
     name: str
     shape: tuple[int, ...]
     type_name: str
     size_bytes: int
     layer: int | None
+    file: Path
+    offset: int
 
     @property
     def n_values(self) -> int:
         """Number of weights."""
-        product = 1
-        for extent in self.shape:
-            product *= extent
-        return product
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,7 @@ def _parse(path: Path, data: mmap.mmap) -> Header:
             fields[key] = _value(path, cursor, value_type)
         if key.startswith("tokenizer."):
             digest.update(data[begin : cursor.at])
-    tensors, extents = [], []
+    tensors: list[TensorInfo] = []
     for _ in range(n_tensors):
         name = cursor.text()
         n_dims = cursor.scalar("<I")
@@ -146,15 +149,14 @@ def _parse(path: Path, data: mmap.mmap) -> Header:
             raise ModelFileError(f"{path}: tensor {name} has the unknown type {tensor_type}; update gguf-fusion")
         type_name, block, block_bytes = _TENSOR_TYPES[tensor_type]
         layer = re.match(r"blk\.(\d+)\.", name)
-        tensor = TensorInfo(name, shape, type_name, 0, int(layer[1]) if layer else None)
-        size = tensor.n_values // block * block_bytes
-        tensors.append(TensorInfo(name, shape, type_name, size, tensor.layer))
-        extents.append(offset + size)
+        size = math.prod(shape) // block * block_bytes
+        tensors.append(TensorInfo(name, shape, type_name, size, int(layer[1]) if layer else None, path, offset))
     alignment = fields.get("general.alignment", 32)
     step = alignment if isinstance(alignment, int) and alignment > 0 else 32
     start = -(-cursor.at // step) * step
-    end = start + max(extents, default=0)
-    if tensors and end > len(data):
+    tensors = [replace(tensor, offset=start + tensor.offset) for tensor in tensors]
+    end = max((tensor.offset + tensor.size_bytes for tensor in tensors), default=0)
+    if end > len(data):
         raise truncated(path, len(data), f"its tensors need {end} bytes")
     return Header(fields, lengths, tuple(tensors), digest.hexdigest())
 

@@ -27,6 +27,14 @@ def range_sum(row: F32, sums: F64, lo: int, hi: int) -> float:
 
 
 @kernel
+def first_masses(row: F32, sums: F64, first_start: I32, scale: float, out: F64) -> None:
+    """Write scale * (mass of pieces that begin with byte b) to out[b]; out : float64[>= 256]."""
+    for b in range(256):
+        start, stop = first_start[b], first_start[b + 1]
+        out[b] = scale * range_sum(row, sums, start, stop) if start < stop else 0.0
+
+
+@kernel
 def child_masses(
     row: F32,
     sums: F64,
@@ -35,22 +43,15 @@ def child_masses(
     depth: int,
     piece_bytes: U8,
     piece_start: I64,
-    first_start: I32,
     pair_start: I32,
     scale: float,
     out: F64,
 ) -> None:
-    """Add scale * (mass of pieces in [lo, hi) whose byte at ``depth`` is b) to out[b].
+    """Add scale * (mass of pieces in [lo, hi) whose byte at ``depth`` >= 1 is b) to out[b].
 
     All pieces of the range share their first ``depth`` bytes and are longer than ``depth``.
     out : float64[>= 256], modified
     """
-    if depth == 0:
-        for b in range(256):
-            start, stop = first_start[b], first_start[b + 1]
-            if start < stop:
-                out[b] += scale * range_sum(row, sums, start, stop)
-        return
     if depth == 1:
         base = np_int(piece_bytes[piece_start[lo]]) * 256
         for b in range(256):

@@ -38,11 +38,26 @@ class Combination:
 
 
 @dataclass(frozen=True, slots=True)
+class Single:
+    """One model alone, at one level."""
+
+    name: str
+    level: str
+    size_bytes: int
+    bpb: float
+
+
+@dataclass(frozen=True, slots=True)
 class Chosen:
-    """The best combination within the budget, and what it is compared with. ``exhaustive``: all were tried."""
+    """The best combination within the budget, and what it is compared with. ``exhaustive``: all were tried.
+
+    even   : the largest levels within an equal share of the budget each; None where an expert has none
+    single : the best model alone that fits the budget
+    """
 
     best: Combination
     even: Combination | None
+    single: Single | None
     tried: tuple[Combination, ...]
     exhaustive: bool
 
@@ -53,12 +68,14 @@ class Chosen:
 
 def choose(
     experts: Sequence[str], laws: Mapping[str, Sequence[Laws]], came: I64, scored: np.ndarray, strategy: Strategy,
-    weights: F64, budget: int, tell: Callable[[int], None] = lambda n: None,
+    weights: F64, budget: int, rivals: Mapping[str, Sequence[Laws]] | None = None,
 ) -> Chosen:  # fmt: skip
     """Search the levels of all experts for the fewest fused bits per byte of a text within ``budget`` bytes of files.
 
-    came, scored : int64[n_bytes], bool[n_bytes].  Raises UsageError where not even the smallest levels fit.
+    came, scored : int64[n_bytes], bool[n_bytes];  rivals : further models, compared alone
+    Raises UsageError where not even the smallest levels fit.
     """
+    n_scored = max(1, int(scored.sum()))
     options = [sorted(laws[name], key=lambda one: (one.size_bytes, one.level)) for name in experts]
     least = sum(choices[0].size_bytes for choices in options)
     if least > budget:
@@ -72,8 +89,7 @@ def choose(
             picked = [choices[i] for choices, i in zip(options, at, strict=True)]
             bits = _fused_bits(picked, experts, came, scored, strategy, weights)
             size = sum(one.size_bytes for one in picked)
-            known[at] = Combination(tuple(one.level for one in picked), size, bits / max(1, int(scored.sum())))
-            tell(len(known))
+            known[at] = Combination(tuple(one.level for one in picked), size, bits / n_scored)
         return known[at]
 
     def size_of(at: tuple[int, ...]) -> int:
@@ -88,7 +104,14 @@ def choose(
     share = budget / len(experts)
     fitting = [[i for i, one in enumerate(choices) if one.size_bytes <= share] for choices in options]
     even = score(tuple(fit[-1] for fit in fitting)) if all(fitting) else None
-    return Chosen(best, even, tuple(sorted(known.values(), key=lambda c: (c.bpb, c.size_bytes))), exhaustive)
+    singles = [
+        Single(name, one.level, one.size_bytes, _bits(one.logs, came, scored) / n_scored)
+        for name, several in {**laws, **(rivals or {})}.items()
+        for one in several
+        if one.size_bytes <= budget
+    ]
+    single = min(singles, key=lambda one: (one.bpb, one.size_bytes), default=None)
+    return Chosen(best, even, single, tuple(sorted(known.values(), key=lambda c: (c.bpb, c.size_bytes))), exhaustive)
 
 
 def _improved(
@@ -119,6 +142,11 @@ def _fused_bits(
         at = slice(first, first + _BLOCK)
         logs = np.stack([one.logs[at] for one in picked])
         law, _, _ = fuser.fuse_block(logs, came[at])
-        given = law[np.arange(law.shape[0]), came[at]]
-        bits -= float(given[scored[at]].sum()) / float(np.log(2.0))
+        bits += _bits(law, came[at], scored[at])
     return bits
+
+
+def _bits(logs: F64, came: I64, scored: np.ndarray) -> float:
+    """Bits of the scored bytes under laws float64[n_bytes, n_symbols]."""
+    given = logs[np.arange(len(came)), came]
+    return -float(given[scored].sum()) / float(np.log(2.0))

@@ -6,7 +6,7 @@ are compared a few at a time and dropped: nothing grows with the length of the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,14 @@ from gguf_fusion.experts.base import Expert
 from gguf_fusion.vocabulary import Kind
 
 CHUNK = 512
+NOISE_FLOOR = 1e-6
+"""Mean KL divergence (nats) of a model from itself stays below this: both read the same tokens in the same batches."""
+
 _LN2 = float(np.log(2.0))
+_COLUMNS = (
+    "tokens", "bytes", "ppl", "ppl_se", "ppl_base", "ln_ppl_ratio", "ln_ppl_ratio_se", "bpb", "kld_mean", "kld_se",
+    "kld_median", "kld_99", "kld_max", "same_top", "delta_p_mean", "delta_p_rms", "non_finite",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +49,19 @@ class Quality:
     n_bytes: int = 0
 
     def as_json(self) -> dict[str, float | int | None]:
-        """The columns of a table of quants."""
+        """The columns of a table of quants; None where no row was finite."""
         n = len(self.nll)
         if not n:
-            return {"tokens": 0, "non_finite": self.n_not_finite}
-        nll, base, kld = np.array(self.nll), np.array(self.base_nll), np.array(self.kld)
-        ratio = nll - base
-        return {
-            "tokens": n, "bytes": self.n_bytes, "ppl": float(np.exp(nll.mean())),
-            "ppl_se": _se(nll) * float(np.exp(nll.mean())),
-            "ppl_base": float(np.exp(base.mean())), "ln_ppl_ratio": float(ratio.mean()), "ln_ppl_ratio_se": _se(ratio),
-            "bpb": float(nll.sum() / _LN2 / max(1, self.n_bytes)), "kld_mean": float(kld.mean()), "kld_se": _se(kld),
-            "kld_median": float(np.median(kld)), "kld_99": float(np.quantile(kld, 0.99)), "kld_max": float(kld.max()),
-            "same_top": self.n_same_top / n, "delta_p_mean": float(np.mean(self.delta_p)),
-            "delta_p_rms": float(np.sqrt(np.mean(np.square(self.delta_p)))), "non_finite": self.n_not_finite,
-        }  # fmt: skip
+            return dict.fromkeys(_COLUMNS) | {"tokens": 0, "non_finite": self.n_not_finite}
+        nll, base, kld, delta_p = (np.array(one) for one in (self.nll, self.base_nll, self.kld, self.delta_p))
+        values = (
+            n, self.n_bytes, float(np.exp(nll.mean())), _se(nll) * float(np.exp(nll.mean())),
+            float(np.exp(base.mean())), float((nll - base).mean()), _se(nll - base),
+            float(nll.sum() / _LN2 / max(1, self.n_bytes)), float(kld.mean()), _se(kld), float(np.median(kld)),
+            float(np.quantile(kld, 0.99)), float(kld.max()), self.n_same_top / n, float(delta_p.mean()),
+            float(np.sqrt(np.square(delta_p).mean())), self.n_not_finite,
+        )  # fmt: skip
+        return dict(zip(_COLUMNS, values, strict=True))
 
 
 def _se(values: F64) -> float:
@@ -135,14 +140,12 @@ def _log_softmax(row: F32) -> F64:
     return logits
 
 
-def pareto(rows: Sequence[dict[str, Any]], size: str = "size_bytes", cost: str = "kld_mean") -> list[bool]:
-    """Which rows no other row beats in both size and cost."""
+def pareto(rows: Sequence[Mapping[str, Any]], size: str = "size_bytes", cost: str = "kld_mean") -> list[bool]:
+    """Which rows no other row beats in both size and cost; a row without a cost is beaten by all."""
+    costs = [float("inf") if row[cost] is None else row[cost] for row in rows]
+    points = [(row[size], value) for row, value in zip(rows, costs, strict=True)]
     return [
-        not any(
-            other[size] <= row[size]
-            and other[cost] <= row[cost]
-            and (other[size] < row[size] or other[cost] < row[cost])
-            for other in rows
-        )
-        for row in rows
+        point[1] < float("inf")
+        and not any(other[0] <= point[0] and other[1] <= point[1] and other != point for other in points)
+        for point in points
     ]

@@ -7,12 +7,13 @@
 * ``Matched``    the pivot's vocabulary; the k best tokens of each other expert, spread evenly over all pieces that the
                  pivot spells them with, small sums cut off (the matcher of the project llm-fusion, average strategy)
 
-In all of them experts are weighed linearly. Where the original programs have flaws beyond the rule, the rule counts.
+The original programs weigh experts linearly; the geometric mean is there to compare pools, and gives nothing to a piece
+that one expert gives nothing to. Where the originals have flaws beyond the rule, the rule counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Protocol
 
@@ -21,6 +22,30 @@ import numpy as np
 from gguf_fusion.arrays import F64, I64
 from gguf_fusion.errors import UsageError
 from gguf_fusion.piecewise.space import PieceSpace, Speller
+
+
+def weighed(mapped: Sequence[F64], weights: F64) -> F64:
+    """The weighted mean of laws, float64[n]; those of weight 0 are not read."""
+    law = np.zeros(len(mapped[0]))
+    for one, weight in zip(mapped, weights.tolist(), strict=True):
+        if weight:
+            law += weight * one
+    return law
+
+
+def geometric(mapped: Sequence[F64], weights: F64) -> F64:
+    """The weighted geometric mean of laws, scaled to sum 1, float64[n]; 0 where no piece has mass from everybody."""
+    present = [(one, weight) for one, weight in zip(mapped, weights.tolist(), strict=True) if weight]
+    support = np.flatnonzero(np.logical_and.reduce([one > 0.0 for one, _ in present]))
+    law = np.zeros(len(mapped[0]))
+    if len(support):
+        logs = np.sum([weight * np.log(one[support]) for one, weight in present], axis=0)
+        mass = np.exp(logs - logs.max())
+        law[support] = mass / mass.sum()
+    return law
+
+
+PiecePool = Callable[[Sequence[F64], F64], F64]
 
 
 class PieceBridge(Protocol):
@@ -35,7 +60,7 @@ class PieceBridge(Protocol):
         """Per expert float64[space.n], its law over pieces; ``masses``: per expert float64[n_vocab], sum 1."""
         ...
 
-    def fused(self, mapped: Sequence[F64], weights: F64) -> F64:
+    def fused(self, mapped: Sequence[F64], weights: F64, pool: PiecePool = weighed) -> F64:
         """float64[space.n], sum 1 (0 where nothing is left); ``weights``: float64[n_experts], sum 1."""
         ...
 
@@ -52,8 +77,8 @@ class Union:
     def mapped(self, masses: Sequence[F64]) -> list[F64]:
         return [self.space.collected(i, own) for i, own in enumerate(masses)]
 
-    def fused(self, mapped: Sequence[F64], weights: F64) -> F64:
-        return weighed(mapped, weights)
+    def fused(self, mapped: Sequence[F64], weights: F64, pool: PiecePool = weighed) -> F64:
+        return pool(mapped, weights)
 
 
 class FirstPiece:
@@ -81,8 +106,8 @@ class FirstPiece:
     def mapped(self, masses: Sequence[F64]) -> list[F64]:
         return [self.space.collected(i, own, self._maps[i]) for i, own in enumerate(masses)]
 
-    def fused(self, mapped: Sequence[F64], weights: F64) -> F64:
-        return weighed(mapped, weights)
+    def fused(self, mapped: Sequence[F64], weights: F64, pool: PiecePool = weighed) -> F64:
+        return pool(mapped, weights)
 
 
 class TopUnion:
@@ -113,8 +138,8 @@ class TopUnion:
             laws.append(found / max(float(found.sum()), np.finfo(np.float64).tiny))
         return laws
 
-    def fused(self, mapped: Sequence[F64], weights: F64) -> F64:
-        return weighed(mapped, weights)
+    def fused(self, mapped: Sequence[F64], weights: F64, pool: PiecePool = weighed) -> F64:
+        return pool(mapped, weights)
 
 
 class Matched:
@@ -153,8 +178,8 @@ class Matched:
             return [bare]
         return list(dict.fromkeys(self._spelled(entry)))
 
-    def fused(self, mapped: Sequence[F64], weights: F64) -> F64:
-        law = weighed(mapped, weights)
+    def fused(self, mapped: Sequence[F64], weights: F64, pool: PiecePool = weighed) -> F64:
+        law = pool(mapped, weights)
         law[law < self._threshold] = 0.0
         left = float(law.sum())
         return law / left if left else law
@@ -178,15 +203,6 @@ class Spelled:
             ids = self._expert.tokenize(self._space.pieces[entry])
             self._memo[entry] = tuple(self._of[ids].tolist())
         return self._memo[entry]
-
-
-def weighed(mapped: Sequence[F64], weights: F64) -> F64:
-    """The weighted mean of laws, float64[n]; those of weight 0 are not read."""
-    law = np.zeros(len(mapped[0]))
-    for one, weight in zip(mapped, weights.tolist(), strict=True):
-        if weight:
-            law += weight * one
-    return law
 
 
 def best(law: F64, k: int) -> I64:

@@ -19,7 +19,7 @@ import numpy as np
 
 from gguf_fusion.arrays import F32, F64, I32, I64
 from gguf_fusion.errors import UsageError
-from gguf_fusion.piecewise.bridges import PieceBridge, Union, weighed
+from gguf_fusion.piecewise.bridges import PieceBridge, PiecePool, Union, weighed
 from gguf_fusion.piecewise.space import Speller, token_masses
 
 ESCAPE = 0.01
@@ -37,10 +37,28 @@ class Reading(Speller, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A bridge with weights; float64[n_experts], sum 1."""
+    """A bridge, a pool and weights, float64[n_experts], > 0 for those that take part, sum 1.
+
+    eta, gamma : with ``eta`` the weights follow evidence, as those of the byte bridge do: w_i ∝ weights_i exp(eta c_i),
+        c_i ← gamma c_i + ln of what expert i, alone through this bridge, gave to the byte that came
+    """
 
     bridge: PieceBridge
     weights: F64
+    pool: PiecePool = weighed
+    eta: float = 0.0
+    gamma: float = 1.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every text has a probability above 0."""
+        return self.bridge.complete and self.pool is weighed
+
+    def mixed(self, credit: F64) -> F64:
+        """float64[n_experts]: the weights after evidence float64[n_experts]."""
+        raised = self.weights * np.exp(self.eta * (credit - credit.max()))
+        weights: F64 = raised / raised.sum()
+        return weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +98,26 @@ def text_laws(
 ) -> list[Found]:
     """What every way says about ``text[first:]`` after ``text[:first]``; all of them share the experts' rows.
 
-    ``tell`` hears of every byte passed. Raises UsageError unless 0 < first < len(text) and all ways share one space.
+    ``tell`` hears of every byte passed. A way with evidence needs the ways of every single expert through its bridge
+    among ``ways``. Raises UsageError unless these are there, 0 < first < len(text), and all ways share one space.
     """
     n = len(text) - first
     space = ways[0].bridge.space if ways else None
     if space is None or not 0 < first < len(text) or any(way.bridge.space is not space for way in ways):
         raise UsageError("expected ways over one list of pieces, and a text with bytes before and after the first one")
+    alone = [_alone(way, ways) if way.eta else [] for way in ways]
+    credit_of = np.zeros((len(ways), len(experts)))
     union, bridges = Union(space), list(dict.fromkeys(way.bridge for way in ways))
     log_at, log_cover = np.full((len(ways), n + 1), -np.inf), np.full((len(ways), n + 1), -np.inf)
     log_at[:, 0] = log_cover[:, 0] = 0.0
     paths = [_Paths(n) for _ in ways]
     for at in range(n):
         tell(at)
+        if at:
+            came = log_cover[:, at] - log_cover[:, at - 1]  # of every way, ln of what it gave to the byte before
+            for w, way in enumerate(ways):
+                if way.eta:
+                    credit_of[w] = way.gamma * credit_of[w] + came[alone[w]]
         with np.errstate(invalid="ignore"):
             share = np.nan_to_num(log_at[:, at] - log_cover[:, at], nan=-np.inf)
         if float(share.max()) < np.log(NEGLIGIBLE):
@@ -101,10 +127,11 @@ def text_laws(
         whole = union.mapped(masses)
         mapped = {bridge: bridge.mapped(masses) for bridge in bridges}
         for w, way in enumerate(ways):
-            law = way.bridge.fused(mapped[way.bridge], way.weights)[entries]
+            weights = way.mixed(credit_of[w]) if way.eta else way.weights
+            law = way.bridge.fused(mapped[way.bridge], weights, way.pool)[entries]
             escaped = law == 0.0
-            if not way.bridge.complete:
-                law = (1.0 - ESCAPE) * law + ESCAPE * weighed([one[entries] for one in whole], way.weights)
+            if not way.complete:
+                law = (1.0 - ESCAPE) * law + ESCAPE * weighed([one[entries] for one in whole], weights)
             with np.errstate(divide="ignore"):
                 logs = np.log(law)
             for entry, log_law, gap in zip(entries, logs.tolist(), escaped.tolist(), strict=True):
@@ -116,6 +143,19 @@ def text_laws(
                     log_at[w, end] = np.logaddexp(log_at[w, end], log_path)
                 paths[w].offer(at, min(end, n), log_law, gap)
     return [Found(float(-log_cover[w, n] / np.log(2.0)), *path.best(first)) for w, path in enumerate(paths)]
+
+
+def _alone(way: Way, ways: Sequence[Way]) -> list[int]:
+    """Per expert the index of the way in which it alone goes through the bridge of ``way``."""
+    places = {
+        (other.bridge, int(other.weights.argmax())): k
+        for k, other in enumerate(ways)
+        if not other.eta and other.weights.max() == 1.0
+    }
+    try:
+        return [places[way.bridge, i] for i in range(len(way.weights))]
+    except KeyError:
+        raise UsageError("expected, for weights by evidence, the ways of each single expert too") from None
 
 
 class _Paths:

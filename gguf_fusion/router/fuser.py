@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -22,12 +22,18 @@ class HiddenExpert(Protocol):
     n_hidden: int
 
 
+Watch = Callable[[F64, F64, F64], None]
+"""Called at every step with features float64[n_features], the experts' laws float64[n_head_experts, n_symbols] and the
+router's own float64[n_symbols]."""
+
+
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """The strategy of a trained head; ``hard`` overrides the head's own form."""
+    """The strategy of a trained head; ``hard`` overrides the head's own form, ``watch`` sees what it decides by."""
 
     head: Head
     hard: bool | None = None
+    watch: Watch | None = None
 
     def __str__(self) -> str:
         head = self.head
@@ -39,13 +45,13 @@ class Routed:
     ) -> RouterFuser:
         """State for one text; ``attach`` the router expert before the first step."""
         head = self.head if self.hard is None else replace(self.head, hard=self.hard)
-        return RouterFuser(head, base_weights, names)
+        return RouterFuser(head, base_weights, names, self.watch)
 
 
 class RouterFuser(Fuser):
     """Chooses an expert, or mixes them, by the router's hidden state, and adds the router's own law."""
 
-    def __init__(self, head: Head, base_weights: F64, names: Sequence[str]) -> None:
+    def __init__(self, head: Head, base_weights: F64, names: Sequence[str], watch: Watch | None = None) -> None:
         missing = [name for name in (*head.experts, head.router) if name not in names]
         if missing:
             raise StrategyError(
@@ -63,6 +69,7 @@ class RouterFuser(Fuser):
         self._since = 0
         self._running = np.zeros(len(head.experts))
         self._n_observed = 0
+        self._watch = watch
 
     def attach(self, experts: Sequence[Any]) -> None:
         expert = experts[self._router]
@@ -85,6 +92,8 @@ class RouterFuser(Fuser):
             self.head.extras, expert.hidden[-1:], np.array([self._since]), logprobs[None, self._mine],
             self.running()[None],
         )  # fmt: skip
+        if self._watch is not None:
+            self._watch(x[0], logprobs[self._mine], logprobs[self._router].copy())
         weights: F64 = self.head.weights(x)[0]
         return weights
 

@@ -1,21 +1,27 @@
-"""Routes that tell what is served: health, models, properties, and tokens."""
+"""Routes that tell what is served: health, models, properties, tokens, and what the experts read of a chat."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 from fastapi import FastAPI
 
 from gguf_fusion import __version__
-from gguf_fusion.chat import NO_TEMPLATE
+from gguf_fusion.chat import NO_TEMPLATE, as_messages
+from gguf_fusion.config import nearest
+from gguf_fusion.ensemble import Ensemble
 from gguf_fusion.experts.base import Expert
 from gguf_fusion.expressions import listing
+from gguf_fusion.preview import Preview, preview
 from gguf_fusion.sampling import sampling_params
-from gguf_fusion.server.bodies import DetokenizeBody, TokenizeBody
+from gguf_fusion.server.bodies import ChatBody, DetokenizeBody, TokenizeBody
 from gguf_fusion.server.errors import RefusedError
 from gguf_fusion.server.service import Service
+
+_Answer = TypeVar("_Answer")
 
 
 class AboutRoutes:
@@ -31,6 +37,7 @@ class AboutRoutes:
         app.get("/tokenizer_info")(self.tokenizer_info)
         app.post("/tokenize")(self.tokenize)
         app.post("/detokenize")(self.detokenize)
+        app.post("/apply-template")(self.apply_template)
 
     async def health(self) -> dict[str, str]:
         """200 once the models are loaded, 503 before."""
@@ -126,14 +133,39 @@ class AboutRoutes:
         text = vocabulary.text(np.array(body.tokens, np.int32)).decode("utf-8", "replace")
         return {"content": text, "prompt": text}
 
+    async def apply_template(self, body: ChatBody) -> dict[str, Any]:
+        """What each expert reads of a chat; nothing is written. ``prompt`` is the piece expert's."""
+        ensemble = self._service.ensemble
+        body.check_fields()
+        self._service.check_model(body.model)
+        messages = as_messages([message.message(i) for i, message in enumerate(body.messages)])
+
+        def render(_: Ensemble) -> dict[str, Preview]:
+            pairs = zip(ensemble.experts, ensemble.templates, strict=True)
+            return {expert.name: preview(expert, own, messages, ensemble.plain_chat) for expert, own in pairs}
+
+        found = await self._ask(render)
+        told = {
+            name: {
+                "prompt": one.prompt,
+                "tokens": len(one.ids),
+                "control_tokens": one.n_control,
+                "ends": one.end_tokens,
+            }
+            for name, one in found.items()
+        }
+        return {"prompt": found[ensemble.heaviest().name].prompt, "fusion": {"prompts": told}}
+
     def _expert(self, model: str | None, name: str | None) -> Expert:
         ensemble = self._service.ensemble
         self._service.check_model(model)
         if name is None:
             return ensemble.heaviest()
-        return ensemble.heaviest({name: 1.0})
+        if name not in ensemble.names:
+            raise RefusedError(400, f"expert: unknown {name[:100]!r}{nearest(name, ensemble.names)}", param="expert")
+        return ensemble.experts[ensemble.names.index(name)]
 
-    async def _ask(self, function: Any) -> Any:
+    async def _ask(self, function: Callable[[Ensemble], _Answer]) -> _Answer:
         return await asyncio.wrap_future(self._service.owner.call(function))
 
     def _model(self) -> dict[str, Any]:

@@ -38,6 +38,9 @@ MAX_PROMPTS = 128
 Text = Annotated[str, Field(max_length=10_000_000)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(max_length=1_000_000)]
+Share = Annotated[float, Field(json_schema_extra={"minimum": 0, "maximum": 1})]
+Percent = Annotated[float, Field(json_schema_extra={"minimum": 0, "maximum": 100})]
+"""Bounds are only described here; ``sampling`` checks them, with a message of its own."""
 
 
 class _Strict(BaseModel):
@@ -94,14 +97,14 @@ class Body(BaseModel):
     model: str | None = None
     max_tokens: Count | None = None
     max_bytes: Count | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repeat_penalty: float | None = None
-    frequency_penalty: float | None = None
+    temperature: Percent | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": 10**9})] | None = None
+    min_p: Share | None = None
+    repeat_penalty: Percent | None = None
+    frequency_penalty: Percent | None = None
     presence_penalty: float | None = None
-    seed: int | None = None
+    seed: Annotated[int, Field(json_schema_extra={"minimum": -1, "maximum": MAX_SEED})] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_PROMPTS)] | None = None
     stream: bool | None = None
@@ -109,6 +112,8 @@ class Body(BaseModel):
     logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = None
     response_format: ResponseFormat | None = None
     cache_prompt: bool | None = None
+    n_probs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """llama-server's way to ask for log-probabilities with so many alternatives."""
     json_schema: dict[str, Any] | None = None
     regex: str | None = None
     choice: list[str] | None = None
@@ -197,7 +202,7 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    role: str
+    role: Annotated[str, Field(json_schema_extra={"enum": ["system", "developer", "user", "assistant"]})]
     content: Text | list[TextPart] | None = None
 
     def message(self, at: int) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException as PlainHTTPException
 
 from gguf_fusion.errors import ClosedError, ContextOverflowError, GgufFusionError, UsageError
@@ -48,6 +49,28 @@ class RefusedError(Exception):
         return JSONResponse(self.body, self.status, self.headers)
 
 
+class ErrorDetail(BaseModel):
+    """What went wrong, in which field."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The form of every error, for the description of the interface."""
+
+    error: ErrorDetail
+
+
+DESCRIBED: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorBody, "description": "Refused: the message says what was expected and how to mend it"},
+    "503": {"model": ErrorBody, "description": "Loading, busy or ending: try again after Retry-After seconds"},
+}
+"""Answers that every route may give beside its own."""
+
+
 def unsupported(param: str, message: str) -> RefusedError:
     """A field that asks for what an ensemble cannot do."""
     return RefusedError(400, f"{param}: {message}", param=param, code="unsupported_parameter")
@@ -81,8 +104,12 @@ def add_handlers(app: FastAPI) -> None:
     async def known(_: Request, error: Exception) -> JSONResponse:
         return refused(error).response()
 
-    async def invalid(_: Request, error: Exception) -> JSONResponse:
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
+        kind = request.headers.get("content-type", "no Content-Type")
+        if "json" not in kind.lower():  # other sites may send other kinds without asking, so only JSON is read
+            message = f"expected the header 'Content-Type: application/json', got {kind[:100]!r}"
+            return RefusedError(400, message, code="content_type").response()
         found = error.errors()
         # Of the variants of a union the one that only has another type was not meant.
         first = next((one for one in found if not one["type"].endswith("_type")), found[0])
@@ -90,9 +117,13 @@ def add_handlers(app: FastAPI) -> None:
         message = f"{param}: {first['msg']}" if param else f"expected a JSON object: {first['msg']}"
         return RefusedError(400, message, param=param).response()
 
-    async def plain(_: Request, error: Exception) -> JSONResponse:
+    async def plain(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, PlainHTTPException)
-        return RefusedError(error.status_code, str(error.detail), headers=error.headers).response()
+        message = str(error.detail)
+        if error.status_code in (404, 405):
+            offered = ", ".join(sorted(app.openapi()["paths"]))
+            message = f"{request.method} {request.url.path[:200]} is not offered here; there is {offered}"
+        return RefusedError(error.status_code, message, headers=error.headers).response()
 
     for kind in (RefusedError, GgufFusionError, Exception):
         app.add_exception_handler(kind, known)

@@ -99,7 +99,7 @@ class Owner:
                 seconds = min(60, max(1, round(self._mean_s * (len(self._waiting) + 1))))
                 raise RefusedError(
                     503,
-                    f"{len(self._waiting)} requests are waiting already; try again in about {seconds} s",
+                    f"the queue is full ({len(self._waiting)} waiting); try again in about {seconds} s",
                     code="queue_full",
                     headers={"Retry-After": str(seconds)},
                 )

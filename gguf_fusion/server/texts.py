@@ -36,8 +36,9 @@ class TextRoutes:
         self._service = service
         self._metrics = metrics
         self._grammars: Grammars | None = None
-        app.post("/v1/chat/completions")(self.chat)
-        app.post("/v1/completions")(self.completions)
+        either: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+        app.post("/v1/chat/completions", responses=either)(self.chat)
+        app.post("/v1/completions", responses=either)(self.completions)
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         """A chat completion."""
@@ -45,7 +46,7 @@ class TextRoutes:
         messages = [message.message(i) for i, message in enumerate(body.messages)]
         if body.top_logprobs is not None and not body.logprobs:
             raise RefusedError(400, "top_logprobs: expected logprobs: true with it", param="top_logprobs")
-        n_top = (body.top_logprobs or 0) if body.logprobs else None
+        n_top = (body.top_logprobs or 0) if body.logprobs else body.n_probs or None
         return await self._answer(request, body, [messages], limit, n_top, chat=True)
 
     async def completions(self, body: CompletionBody, request: Request) -> Response:
@@ -54,7 +55,8 @@ class TextRoutes:
         several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
         prompts: Any = prompt if several else [prompt]
         limit = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        return await self._answer(request, body, prompts, limit, body.logprobs, chat=False, echo=bool(body.echo))
+        n_top = (body.n_probs or None) if body.logprobs is None else body.logprobs
+        return await self._answer(request, body, prompts, limit, n_top, chat=False, echo=bool(body.echo))
 
     async def _answer(
         self,

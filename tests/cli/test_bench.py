@@ -8,7 +8,6 @@ from click.testing import CliRunner
 from gguf_fusion.cli import main
 from gguf_fusion.cli.bench import _numbers
 from gguf_fusion.errors import UsageError
-from gguf_fusion.measure.ladder import check_levels, recommend
 from gguf_fusion.measure.speed import cases
 
 
@@ -35,26 +34,6 @@ def test_settings_are_multiplied():
     assert [(case.n_threads, case.type_k) for case in found] == [(1, "f16"), (1, "q8_0"), (2, "f16"), (2, "q8_0")]
 
 
-def test_levels_are_checked():
-    """Levels are taken in any case; an unknown one names the nearest."""
-    assert check_levels(["q4_k_m", "Q8_0", "q8_0"]) == ["Q4_K_M", "Q8_0"]
-    with pytest.raises(UsageError, match="Q4_K_M"):
-        check_levels(["Q4_KM"])
-
-
-def row(quant, size, tg, kld):
-    return {"quant": quant, "size_bytes": size, "peak_bytes": 2 * size, "tg_ts": tg, "kld_mean": kld}
-
-
-def test_recommendations_keep_the_limits():
-    """The level nearest to the reference that fits, that is fast enough, or both; the least where none fits."""
-    rows = [row("Q2_K", 100, 30.0, 0.5), row("Q4_K_M", 200, 20.0, 0.05), row("Q8_0", 400, 10.0, 0.01)]
-    assert recommend(rows, 500, None).startswith("Q4_K_M within 0.0 GB")
-    assert recommend(rows, None, 25.0).startswith("Q2_K")
-    assert recommend(rows, None, None).startswith("Q8_0")
-    assert "no level fits" in recommend(rows, 100, None)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -63,6 +42,10 @@ def test_recommendations_keep_the_limits():
         (["quants", "--ensemble", "pocket"], "needs --budget"),
         (["quants", "smollm2-135m-instruct", "--quants", "Q9_K"], "unknown level 'Q9_K'"),
         (["quants", "smollm2-135m-instruct", "--text", "/no/such/file"], "/no/such/file"),
+        (["quants", "smollm2-135m-instruct", "--quants", ","], "no level given"),
+        (["quants", "--ensemble", "pockett", "--budget", "1GB"], "pocket"),
+        (["quants", "--ensemble", "pocket", "--budget", "much"], "--budget: expected a size"),
+        (["quants", "smollm2-135m-instruct", "--fit", "much"], "--fit: expected a size"),
         (["bench", "-p", "0", "-n", "0"], "nothing to measure"),
         (["bench", "--type-k", "q3"], "expected cache types"),
         (["bench", "nosuch"], "nosuch"),

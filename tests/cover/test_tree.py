@@ -164,7 +164,9 @@ def test_impossible_byte_reanchors() -> None:
     walk(tree, np.random.default_rng(1), 5)
     before = tree.stats.n_reanchors
     tree.law()
-    tree._leaves, tree._ghosts, tree._ghost_share = [], [], tree._escape
+    state = tree._covers.state
+    state["n_leaves"] = state["n_ghosts"] = 0
+    state["ghost_share"] = tree._limits.escape
     tree._probs[:] = 0.0
     tree.push(ord("b"), 0.5)
     assert tree.stats.n_reanchors == before + 1
@@ -185,3 +187,31 @@ def test_tail_of_a_raw_prompt_equals_pushed_bytes() -> None:
         laws.append(tree.law()[0].copy())
     np.testing.assert_allclose(laws[1], laws[0], atol=1e-12)
     np.testing.assert_allclose(laws[2], laws[0], atol=1e-12)
+
+
+def test_long_texts_need_larger_arrays() -> None:
+    """A text far longer than the first arrays gives the laws that fresh readings of its end would give."""
+    expert = ToyExpert(5, by_bytes=True)
+    tree = tree_for(expert, epsilon=0.05)
+    text = np.random.default_rng(2).choice(list(b"abc"), 700)
+    for byte in text.tolist():
+        law, share = tree.law()
+        assert law.sum() + share == pytest.approx(1.0, abs=1e-9)
+        tree.push(byte, float(tree.stand_in()[byte]))
+    assert len(tree._covers.text) >= 700
+    assert tree._text() == bytes(text.tolist())
+
+
+def test_rows_of_a_snapshot_stay_while_it_lives() -> None:
+    """Slots of rows that a snapshot needs are not used for others; once it is gone, they are."""
+    tree = tree_for(ToyExpert(6, by_bytes=True), epsilon=0.0)
+    walk(tree, np.random.default_rng(3), 4)
+    before = full_law(tree)
+    saved = tree.snapshot()
+    walk(tree, np.random.default_rng(4), 12)
+    held = len(tree._rows.scale)
+    tree.restore(saved)
+    np.testing.assert_array_equal(full_law(tree), before)
+    del saved
+    walk(tree, np.random.default_rng(5), 40)
+    assert len(tree._rows.scale) == held

@@ -79,8 +79,16 @@ def test_calibration() -> None:
     """A law that is right as often as it says has ECE near 0; one that is always sure and half right has ½."""
     rng = np.random.default_rng(2)
     confidence = rng.uniform(0.2, 1.0, 20_000)
-    honest = calibration(confidence, rng.random(20_000) < confidence, 0.0)
+    honest = calibration(confidence, rng.random(20_000) < confidence, np.zeros(20_000, np.float32))
     assert honest.ece < 0.02
-    sure = calibration(np.ones(1000), np.arange(1000) % 2 == 0, 500.0)
+    sure = calibration(np.ones(1000), np.arange(1000) % 2 == 0, np.full(1000, 0.5, np.float32))
     assert sure.ece == pytest.approx(0.5)
     assert (sure.accuracy, sure.brier) == (0.5, 0.5)
+
+
+def test_a_lone_document_of_a_domain_is_not_taken_for_certain():
+    """With one document per domain the interval is as wide as that of the documents regardless of domains."""
+    ours, theirs, sizes = np.array([90.0, 100.0, 95.0]), np.full(3, 100.0), np.full(3, 50.0)
+    lone = bootstrap_gain(ours, theirs, sizes, ["a", "b", "c"])
+    assert lone == bootstrap_gain(ours, theirs, sizes)
+    assert lone.relative_low < lone.relative < lone.relative_high

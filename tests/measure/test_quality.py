@@ -1,10 +1,14 @@
 """Quality of a quantized model: the numbers of a plain computation, streamed; vocabularies must agree."""
 
+import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
 
+from gguf_fusion import hub
 from gguf_fusion.errors import UsageError
+from gguf_fusion.experts.llama import LlamaExpert
 from gguf_fusion.experts.table import TableExpert
+from gguf_fusion.measure.making import made
 from gguf_fusion.measure.quality import compare, pareto, tokens_of
 from gguf_fusion.vocabulary import Kind, Vocabulary
 
@@ -98,3 +102,78 @@ def test_pareto_marks_what_nothing_beats():
     """A level is marked unless another one is at least as small and as close, and better in one of the two."""
     rows = [{"size_bytes": s, "kld_mean": k} for s, k in ((1, 5.0), (2, 3.0), (3, 4.0), (4, 0.0), (4, 0.0))]
     assert pareto(rows) == [True, True, False, True, True]
+
+
+def test_a_row_without_figures_is_beaten_by_all():
+    """A model whose rows are not finite is on no front."""
+    rows = [{"size_bytes": 1, "kld_mean": None}, {"size_bytes": 2, "kld_mean": 0.1}]
+    assert pareto(rows) == [False, True]
+
+
+def plain_rows(file, chunk):
+    """float64[n, n_vocab]: log-probabilities after each token, straight from the binding, all tokens in one batch.
+
+    One token at a time would be another kernel of the native library, whose rounding differs by more than 1e-3.
+    """
+    settings = lib.llama_model_default_params()
+    settings.use_extra_bufts = False
+    model = lib.llama_model_load_from_file(str(file).encode(), settings)
+    settings = lib.llama_context_default_params()
+    settings.n_ctx = settings.n_batch = settings.n_ubatch = settings.n_outputs_max = 256
+    settings.n_threads = settings.n_threads_batch = 1
+    settings.flash_attn_type = 0
+    context = lib.llama_init_from_model(model, settings)
+    batch = lib.llama_batch_init(len(chunk), 0, 1)
+    batch.n_tokens = len(chunk)
+    for i, token in enumerate(chunk):
+        batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = token, i, 1, 0, 1
+    assert lib.llama_decode(context, batch) == 0
+    n_vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
+    rows = np.ctypeslib.as_array(lib.llama_get_logits(context), (len(chunk), n_vocab)).astype(np.float64)
+    lib.llama_batch_free(batch)
+    lib.llama_free(context)
+    lib.llama_model_free(model)
+    return np.array([log_softmax(row - row.max()) for row in rows])
+
+
+def check_against_plain_rows(base_file, other_file, text, chunk):
+    """Compare two files, and check every figure against loops over rows that come straight from the binding."""
+    with (
+        LlamaExpert.load(base_file, n_ctx=256, n_threads=1) as base,
+        LlamaExpert.load(other_file, n_ctx=256, n_threads=1) as other,
+    ):
+        tokens = tokens_of(base, text, chunk)
+        got = compare(base, other, tokens).as_json()
+    kld, nll, delta, n_bytes = [], [], [], 0
+    for ids in tokens.chunks:
+        p, q = plain_rows(base_file, ids), plain_rows(other_file, ids)
+        for i in range(len(ids) // 2, len(ids) - 1):
+            came = ids[i + 1]
+            kld.append(float((np.exp(p[i]) * (p[i] - q[i])).sum()))
+            nll.append(-q[i, came])
+            delta.append(np.exp(q[i, came]) - np.exp(p[i, came]))
+            n_bytes += int(tokens.n_bytes[came])
+    assert got["tokens"] == len(kld) > 50
+    assert got["kld_mean"] == pytest.approx(np.mean(kld), abs=1e-3)
+    assert got["kld_median"] == pytest.approx(np.median(kld), abs=1e-3)
+    assert np.log(got["ppl"]) == pytest.approx(np.mean(nll), abs=1e-3)
+    assert got["bpb"] == pytest.approx(np.sum(nll) / np.log(2) / n_bytes, abs=1e-3)
+    assert got["delta_p_rms"] == pytest.approx(np.sqrt(np.mean(np.square(delta))), abs=1e-3)
+    return got
+
+
+def test_figures_agree_with_an_independent_computation(tiny_model, same_process):
+    """On a tiny model and its level Q4_0: KL divergence, perplexity and bits per byte to 1e-3."""
+    reference = tiny_model()
+    level, _ = made(reference, "Q4_0", requantize=False, n_threads=1, tell=lambda text: None)
+    got = check_against_plain_rows(reference, level, b"what the others thought of that. " * 8, 64)
+    assert got["kld_mean"] > 0.005
+
+
+@pytest.mark.model
+def test_figures_of_a_real_model_agree_too():
+    """The same on SmolLM2 and a level made from it."""
+    reference = hub.locate("smollm2-135m-instruct")
+    level, _ = made(reference, "Q8_0", requantize=True, n_threads=1, tell=lambda text: None)
+    text = b"The kettle boiled over while nobody was looking; cups of tea went cold on the table by the window. " * 8
+    check_against_plain_rows(reference, level, text, 64)

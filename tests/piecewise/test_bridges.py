@@ -7,7 +7,8 @@ import pytest
 
 from gguf_fusion.errors import ExpertFailedError, UsageError
 from gguf_fusion.experts.table import TableExpert
-from gguf_fusion.piecewise.bridges import FirstPiece, Matched, TopUnion, Union, other_bridges, weighed
+from gguf_fusion.expressions import parse
+from gguf_fusion.piecewise.bridges import FirstPiece, Matched, TopUnion, Union, geometric, other_bridges, weighed
 from gguf_fusion.piecewise.space import PieceSpace, token_masses
 from gguf_fusion.piecewise.text_law import ESCAPE, Way, context_of, laws_at, text_laws
 from gguf_fusion.vocabulary import Kind, Vocabulary
@@ -194,3 +195,38 @@ def test_a_broken_row_names_its_expert():
 def test_bos_comes_first():
     """Where a model wants one."""
     assert context_of(A, b"ab").tolist() == [0, 3]
+
+
+@pytest.mark.parametrize(("pool", "strategy"), [(weighed, "linear"), (geometric, "loglinear")])
+def test_evidence_is_that_of_the_byte_strategies(pool, strategy):
+    """Where all pieces are single bytes, a union with evidence gives what the strategy of that name gives."""
+    experts = [expert("one", [b"a", b"b"], 7), expert("other", [b"b", b"a"], 8)]
+    space = PieceSpace(experts)
+    union, text, base = Union(space), b"ababbbaab", np.array([0.3, 0.7])
+    alone = [Way(union, one) for one in np.eye(2)]
+    found = text_laws(experts, [*alone, Way(union, base, pool, 0.5, 0.9)], text, 1)[-1]
+    laws = np.array([union.mapped(laws_at(experts, text[:at])) for at in range(1, len(text))]).transpose(1, 0, 2)
+    came = np.array([space.entry[text[at : at + 1]] for at in range(1, len(text))])
+    fuser = parse(f"{strategy}(w=evidence(eta=0.5, gamma=0.9))").bind(2, space.n, base, ["one", "other"])
+    with np.errstate(divide="ignore"):
+        law, _, _ = fuser.fuse_block(np.log(laws), came)
+    bits = -law[np.arange(len(came)), came].sum() / np.log(2)
+    # the geometric pool leaves a hundredth to the union law
+    assert found.bits == pytest.approx(bits, abs=1e-6 if pool is weighed else 0.02 * len(came))
+    assert text_laws(experts, [*alone, Way(union, np.array([0.0, 1.0]), pool, 0.5)], text, 1)[-1].bits == pytest.approx(
+        text_laws(experts, alone, text, 1)[1].bits
+    )
+
+
+def test_evidence_needs_the_experts_alone():
+    """A way with evidence without the ways of the single experts is refused."""
+    with pytest.raises(UsageError, match="each single expert"):
+        text_laws(EXPERTS, [Way(Union(SPACE), EQUAL, eta=0.1)], b"ab", 1)
+
+
+def test_a_geometric_mean_excludes_what_one_expert_excludes():
+    """Pieces that both have share the mass; with nothing in common nothing is left."""
+    fused = geometric([law_of(a=0.5, ab=0.5), law_of(a=0.2, b=0.8)], EQUAL)
+    np.testing.assert_allclose(fused, law_of(a=1.0))
+    assert geometric([law_of(a=1.0), law_of(b=1.0)], EQUAL).sum() == 0.0
+    np.testing.assert_allclose(geometric([law_of(a=1.0), law_of(b=1.0)], np.array([1.0, 0.0])), law_of(a=1.0))

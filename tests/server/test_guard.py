@@ -64,14 +64,17 @@ def test_bodies_are_limited(serve: Callable[..., Any]) -> None:
 def test_what_is_no_request_is_400(served: Any, content: bytes, kind: str) -> None:
     """Broken JSON, half characters and other kinds of content, which a foreign page could send unasked, are refused."""
     response = served.request("POST", PATH, content=content, headers={"Content-Type": kind})
-    assert response.status_code == 400 and response.json()["error"]["message"]
+    message = response.json()["error"]["message"]
+    assert response.status_code == 400 and message
+    assert ("Content-Type: application/json" in message) == (kind != "application/json")
 
 
 def test_unknown_paths_and_methods(served: Any) -> None:
     """They are 404 and 405 in OpenAI's form, also for what OpenAI has and an ensemble has not."""
     for path in ("/v1/embeddings", "/v1/images/generations", "/v1/responses", "/api/generate"):
         response = served.post(path, {})
-        assert response.status_code == 404 and "error" in response.json()
+        assert response.status_code == 404
+        assert f"POST {path} is not offered here; there is /apply-template" in response.json()["error"]["message"]
     assert served.get(PATH).status_code == 405 and "error" in served.get(PATH).json()
 
 

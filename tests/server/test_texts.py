@@ -135,6 +135,16 @@ def test_logprobs_are_those_of_the_law(served: Any) -> None:
                 assert top[0]["bytes"] == entry["bytes"]
 
 
+def test_n_probs_asks_for_logprobs_too(served: Any) -> None:
+    """llama-server's field gives what OpenAI's give."""
+    body = {"messages": HELLO, "max_tokens": 3, "seed": 5}
+    usual = served.post("/v1/chat/completions", {**body, "logprobs": True, "top_logprobs": 2}).json()["choices"]
+    assert served.post("/v1/chat/completions", {**body, "n_probs": 2}).json()["choices"] == usual
+    body = {"prompt": "The", "max_tokens": 3, "seed": 5}
+    usual = served.post("/v1/completions", {**body, "logprobs": 2}).json()["choices"]
+    assert served.post("/v1/completions", {**body, "n_probs": 2}).json()["choices"] == usual
+
+
 def test_echo_scores_the_prompt(served: Any) -> None:
     """With ``echo`` and ``logprobs`` the prompt's pieces come first, the first without a value, and offsets fit."""
     body = {"prompt": "The quick 你好 fox", "max_tokens": 4, "seed": 1, "echo": True, "logprobs": 2}

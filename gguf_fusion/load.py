@@ -201,7 +201,9 @@ def load(
             is_router = head is not None and member.spec.name == head.router
             if is_router and head is not None:
                 check_router(head, path)
-            experts.append(_placed(member.spec, path, placement, hidden=is_router))
+            experts.append(_placed(member.spec, path, options, placement, hidden=is_router))
+        if placement is not None:
+            placement.look_back()
         if options.calibrate:
             _calibrate(active, experts, paths, placement)
         triples = zip(active, experts, paths, strict=True)
@@ -231,19 +233,13 @@ def with_options(members: Sequence[Member], options: Options) -> list[Member]:
     return found
 
 
-def _placed(spec: ExpertSpec, path: Path, placement: Placement | None, *, hidden: bool) -> LlamaExpert:
-    """Load one expert where it was planned to lie; once more with fewer layers where that is allowed."""
+def _placed(
+    spec: ExpertSpec, path: Path, options: Options, placement: Placement | None, *, hidden: bool
+) -> LlamaExpert:
+    """Load one expert where it was planned to lie."""
     if placement is None:
-        return load_expert(spec, path, Options(), hidden=hidden)
-    n = placement.layers_now(spec.name)
-    try:
-        return load_expert(replace(spec, n_gpu_layers=n), path, Options(), hidden=hidden)
-    except LoadError as error:
-        fewer = placement.fewer(spec.name, n)
-        if fewer is None:
-            raise
-        _log.warning("%s; trying once more with %d layers on the card", error, fewer)
-        return load_expert(replace(spec, n_gpu_layers=fewer), path, Options(), hidden=hidden)
+        return load_expert(spec, path, options, hidden=hidden)
+    return placement.load(spec.name, lambda n: load_expert(spec, path, replace(options, n_gpu_layers=n), hidden=hidden))
 
 
 def _calibrate(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from gguf_fusion import calibration
 from gguf_fusion.config import ExpertSpec
@@ -17,6 +18,11 @@ from gguf_fusion.plan.memory import Shape, shape_of
 from gguf_fusion.plan.planner import GPU_MARGIN, OWN, Budget, Plan, Request, place, plan
 
 _log = logging.getLogger(__name__)
+
+_Expert = TypeVar("_Expert")
+
+_TIGHT = 200_000_000
+"""Bytes that a card should have left after loading."""
 
 _AT_MOST = 0.75
 """Share of the layers that failed which the retry asks for at most: the estimate was wrong there."""
@@ -159,6 +165,28 @@ class Placement:
         if one.n_gpu_layers == 0:
             return calibration.CPU
         return (one.pool or card_names()) if one.n_gpu_layers > one.n_layers else None
+
+    def load(self, name: str, loader: Callable[[int], _Expert]) -> _Expert:
+        """What ``loader`` makes of the number of layers planned; once more with fewer where that is allowed."""
+        n = self.layers_now(name)
+        try:
+            return loader(n)
+        except LoadError as error:
+            fewer = self.fewer(name, n)
+            if fewer is None:
+                raise
+            _log.warning("%s; trying once more with %d layers on the card", error, fewer)
+            return loader(fewer)
+
+    def look_back(self) -> None:
+        """Warn where less was left free on the cards than drivers need: they move memory to RAM then."""
+        for device in own_cards() if self.plan.vram_bytes else ():
+            if device.free_bytes < _TIGHT:
+                _log.warning(
+                    "only %.0f MB are left on %s: its driver may move memory to RAM, which is many times slower; ask "
+                    "for fewer layers (-ngl) or a smaller context (-c), or leave more free (--vram-margin)",
+                    device.free_bytes / 1e6, device.name,
+                )  # fmt: skip
 
     def fewer(self, name: str, failed: int) -> int | None:
         """Layers for the one retry after loading with ``failed`` of them failed; None where no retry is allowed."""

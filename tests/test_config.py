@@ -311,3 +311,31 @@ def test_pages_of_the_endpoint_are_repositories(monkeypatch: pytest.MonkeyPatch)
 def test_packaged_file_exists() -> None:
     """The default registry is found."""
     assert packaged_file().is_file()
+
+
+def test_placement_settings(tmp_path: Path) -> None:
+    """Workers and layers by expert, margins and fewer layers by ensemble; None where nothing was said."""
+    registry = load(
+        tmp_path,
+        EXPERTS + 'n_gpu_layers = -1\nrpc = ["far:50052", "[::1]:1"]\n'
+        '[ensembles.e]\nexperts = ["a", "b"]\nfewer_layers = true\nvram_margin = 0.1\n',
+    )
+    assert (registry.expert("b").rpc, registry.expert("b").n_gpu_layers) == (("far:50052", "[::1]:1"), -1)
+    assert (registry.expert("a").rpc, registry.expert("a").n_gpu_layers) == ((), None)
+    assert (registry.ensemble("e").fewer_layers, registry.ensemble("e").vram_margin) == (True, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('rpc = "far:50052"', "list of workers"),
+        ('rpc = ["far"]', "list of workers"),
+        ("n_gpu_layer = 3", "n_gpu_layers"),
+        ("n_ctxx = 3", "n_ctx"),
+        ('[ensembles.e]\nexperts = ["a"]\nfewer_layers = 1', "true or false"),
+        ('[ensembles.e]\nexperts = ["a"]\nvram_margin = 1.0', "up to (not including) 1"),
+    ],
+)
+def test_slips_in_placement_settings(tmp_path: Path, line: str, message: str) -> None:
+    """Wrong types and misspelt keys are named, with the nearest valid one."""
+    assert message in failure(tmp_path, EXPERTS + line + "\n")

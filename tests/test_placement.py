@@ -219,3 +219,36 @@ def test_a_build_for_the_cpu_is_left_alone(machine, trio, caplog):
     assert Placement.decide([trio.expert("a")], [trio.expert("a").sources[0].path]) is None
     with load(trio, n_gpu_layers=7):
         assert set(layers(machine).values()) == {7}
+
+
+def test_options_reach_placed_experts(machine, trio):
+    """Whatever else the options say reaches experts that the planner places, and those it does not."""
+    for cards in ([card(24 * GB)], []):
+        machine.own, machine.loads = cards, []
+        with load(trio, flash_attn=True, n_ctx=300, type_k="q8_0"):
+            for _, settings in machine.loads:
+                assert (settings["flash_attn"], settings["n_ctx"], settings["type_k"]) == (True, 300, "q8_0")
+
+
+def test_a_card_that_is_nearly_full_is_told(machine, trio, caplog, monkeypatch):
+    """After loading, a card with 100 MB of headroom gives a warning; one with more gives none."""
+    for left, told in ((100e6, True), (1 * GB, False)):
+        machine.own, machine.loads = [card(12 * GB)], []
+        caplog.clear()
+        real = Placement.look_back
+
+        def look(self, left=left, real=real):
+            machine.own = [card(left)]
+            real(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Placement, "look_back", look)
+            load(trio).close()
+        assert ("may move memory to RAM" in caplog.text) is told
+
+
+def test_shared_memory_is_never_more_than_is_free(machine, monkeypatch):
+    """A computer whose GPU shares 8 GB of RAM, 5.3 of them free, is planned with 5.3."""
+    monkeypatch.setattr("gguf_fusion.devices.free_ram_bytes", lambda: int(5.3 * GB))
+    machine.own = [card(8 * GB, DeviceKind.SHARED)]
+    assert [device.free_bytes for device in placement.own_cards()] == [int(5.3 * GB)]

@@ -42,7 +42,6 @@ _OPTIONS = (
 
 rpc_option = click.option(
     "--rpc",
-    "workers",
     metavar="[EXPERT=]HOST:PORT",
     multiple=True,
     help="A worker (gguf-fusion worker) that holds the layers of this expert, or of all (repeatable). "
@@ -130,7 +129,7 @@ def load_ensemble(given: Mapping[str, Any]) -> Ensemble:
         "n_gpu_layers": given["n_gpu_layers"],
         "type_k": given["type_k"],
         "type_v": given["type_v"],
-        "rpc": workers_by_expert(given["workers"]),
+        "rpc": workers_by_expert(given["rpc"]),
         "fewer_layers": given["fewer_layers"],
         "vram_margin": given["vram_margin"],
         "lanes": given["lanes"],

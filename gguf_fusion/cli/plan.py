@@ -67,7 +67,7 @@ def plan_command(
     n_ctx: int | None,
     type_k: str | None,
     type_v: str | None,
-    workers: tuple[str, ...],
+    rpc: tuple[str, ...],
     vram_margin: float,
     calibrate: bool,
     n_gpu_layers: int | None,
@@ -81,9 +81,7 @@ def plan_command(
     Exit status 1 where no placement fits; the remedies say what to change.
     """
     members = members_from(experts, registry) if experts else members_of(registry.ensemble(ensemble), registry)
-    options = Options(
-        n_ctx=n_ctx, n_gpu_layers=n_gpu_layers, type_k=type_k, type_v=type_v, rpc=workers_by_expert(workers)
-    )
+    options = Options(n_ctx=n_ctx, n_gpu_layers=n_gpu_layers, type_k=type_k, type_v=type_v, rpc=workers_by_expert(rpc))
     members = with_options([member for member in members if member.weight > 0.0], options)
     specs = [member.spec for member in members]
     paths = {member.spec.name: path for member in members if (path := _path(member, registry)) is not None}

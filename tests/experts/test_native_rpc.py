@@ -61,6 +61,17 @@ def test_nobody_silence_and_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
             thread.join()
 
 
+def test_an_environment_variable_names_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker from the environment that is not there: its address, what to start, and status 1."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv("GGUF_FUSION_PLAN_RPC", endpoint)
+    monkeypatch.setattr(native_devices, "supports_rpc", lambda: True)
+    monkeypatch.setattr(native_rpc, "_address", lambda name: 0)
+    result = CliRunner().invoke(main, ["plan", "laptop-6"])
+    assert result.exit_code == 1
+    assert f"no worker answers at {endpoint}" in result.stderr
+
+
 def test_a_build_without_rpc_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers, and being one, need the backend; the message has the command that builds it."""
     monkeypatch.setattr(native_devices, "supports_rpc", lambda: False)

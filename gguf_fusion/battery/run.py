@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -11,11 +15,14 @@ from gguf_fusion.arrays import F64
 from gguf_fusion.battery.items import Item, passes
 from gguf_fusion.discover.corpus import filled
 from gguf_fusion.ensemble import Ensemble
+from gguf_fusion.errors import UsageError
 from gguf_fusion.evaluate.score import Document
 from gguf_fusion.evaluate.scorer import Scorer
 from gguf_fusion.strategy import Strategy
 
 Tell = Callable[[str], None]
+Known = Callable[[Item, str, int | None], bool]
+"""Whether the result of an item, of somebody (expert or strategy), with a seed, is there already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +42,32 @@ class Result:
 def reference_bits(
     scorer: Scorer,
     found: Sequence[Item],
+    names: Sequence[str],
     strategies: Mapping[str, Strategy],
     weights: F64,
     roles: Sequence[str],
     tell: Tell,
+    known: Known,
 ) -> Iterator[Result]:
     """Yield the bits of every reference after its prompt: for each expert through its bridge, and fused."""
     for i, item in enumerate(found):
+        if all(known(item, who, None) for who in (*names, *strategies)):
+            continue
         tell(f"{i + 1} of {len(found)}: {item.id}")
         prompt, reference = (item.prompt + "\n").encode(), item.reference.encode()
         with scorer.trace(Document(item.id, prompt + reference)) as trace:
             laws = filled(trace).astype(np.float64).transpose(1, 0, 2)
-            names = trace.names
         came = np.frombuffer(prompt + reference, np.uint8).astype(np.int64)
         kept = slice(max(len(prompt), 32), None)
         n = len(came) - max(len(prompt), 32)
         given = np.take_along_axis(laws, came[None, :, None], axis=2)[:, :, 0]
         for name, row in zip(names, given, strict=True):
+            if known(item, name, None):
+                continue
             yield Result(item.id, item.category, name, float(-row[kept].sum() / np.log(2.0)), n)
         for label, strategy in strategies.items():
+            if known(item, label, None):
+                continue
             fuser = strategy.bind(len(names), laws.shape[2], weights, names, roles)
             fuser.hint(item.prompt.encode())
             law, _, _ = fuser.fuse_block(laws, came)
@@ -62,7 +76,12 @@ def reference_bits(
 
 
 def answers(
-    ensemble: Ensemble, found: Sequence[Item], strategies: Sequence[str], seeds: Sequence[int | None], tell: Tell
+    ensemble: Ensemble,
+    found: Sequence[Item],
+    strategies: Sequence[str],
+    seeds: Sequence[int | None],
+    tell: Tell,
+    known: Known,
 ) -> Iterator[Result]:
     """Yield checked answers: every expert alone, then every strategy; seed None is greedy."""
     ways: list[tuple[str, dict[str, object]]] = [(name, {"weights": {name: 1.0}}) for name in ensemble.names]
@@ -70,12 +89,76 @@ def answers(
     for i, item in enumerate(found):
         for who, given in ways:
             for seed in seeds:
+                if known(item, who, seed):
+                    continue
                 tell(f"{i + 1} of {len(found)}: {item.id}, {who}")
                 done = ensemble.complete(
                     item.prompt, chat=True, max_bytes=item.max_bytes, temperature=0.0 if seed is None else 0.7,
                     seed=seed or 0, **given,  # type: ignore[arg-type]
                 )  # fmt: skip
                 yield Result(item.id, item.category, who, None, 0, passes(item, done.text), done.text, seed)
+
+
+class Log:
+    """Results in a file, a line each, written as they come: what a run that was cut short need not do again.
+
+    A line also says what it depends on; results of other items, models or modes are left alone.
+    """
+
+    def __init__(self, path: Path | None, facts: Mapping[str, Any], *, resume: bool) -> None:
+        """``facts``: JSON, what all results depend on besides their item. Raises UsageError for an unusable file."""
+        self._facts = facts
+        self._lines: dict[str, Result] = {}
+        self._stream: TextIO | None = None
+        if path is None:
+            return
+        try:
+            if resume and path.exists():
+                self._read(path)
+            self._stream = path.open("a" if resume else "w", encoding="utf-8", newline="\n")
+        except OSError as error:
+            raise UsageError(f"--out {path}: expected a file that can be written, got: {error.strerror}") from error
+
+    def _read(self, path: Path) -> None:
+        raw = path.read_bytes()
+        whole = raw[: raw.rfind(b"\n") + 1]
+        if len(whole) < len(raw):  # the end of a line was lost: the next one must not be glued to its beginning
+            path.write_bytes(whole)
+        try:
+            for line in whole.splitlines():
+                record = json.loads(line)
+                key = record.pop("key")
+                self._lines[key] = Result(**record)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"--resume {path}: expected lines of an earlier battery --out, got: {error}; give another --out"
+            ) from error
+
+    def _key(self, item: Item, who: str, seed: int | None) -> str:
+        facts = {**self._facts, "item": asdict(item), "who": who, "seed": seed}
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+    def known(self, item: Item, who: str, seed: int | None) -> bool:
+        """Whether an earlier run has this result."""
+        return self._key(item, who, seed) in self._lines
+
+    def results(self, found: Sequence[Item], who: Sequence[str], seeds: Sequence[int | None]) -> list[Result]:
+        """The known results of this run, in its order."""
+        keys = (self._key(item, one, seed) for item in found for one in who for seed in seeds)
+        return [self._lines[key] for key in keys if key in self._lines]
+
+    def add(self, item: Item, result: Result) -> None:
+        """Keep a result."""
+        key = self._key(item, result.who, result.seed)
+        self._lines[key] = result
+        if self._stream is not None:
+            self._stream.write(json.dumps({"key": key, **asdict(result)}, ensure_ascii=False) + "\n")
+            self._stream.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._stream is not None:
+            self._stream.close()
 
 
 def table(results: Sequence[Result]) -> dict[str, dict[str, float]]:

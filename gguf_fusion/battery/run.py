@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -109,13 +109,13 @@ class Log:
         """``facts``: JSON, what all results depend on besides their item. Raises UsageError for an unusable file."""
         self._facts = facts
         self._lines: dict[str, Result] = {}
-        self._stream: TextIO | None = None
+        self._path = path
         if path is None:
             return
         try:
             if resume and path.exists():
                 self._read(path)
-            self._stream = path.open("a" if resume else "w", encoding="utf-8", newline="\n")
+            path.open("a" if resume else "w").close()
         except OSError as error:
             raise UsageError(f"--out {path}: expected a file that can be written, got: {error.strerror}") from error
 
@@ -151,14 +151,9 @@ class Log:
         """Keep a result."""
         key = self._key(item, result.who, result.seed)
         self._lines[key] = result
-        if self._stream is not None:
-            self._stream.write(json.dumps({"key": key, **asdict(result)}, ensure_ascii=False) + "\n")
-            self._stream.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._stream is not None:
-            self._stream.close()
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8", newline="\n") as stream:
+                stream.write(json.dumps({"key": key, **asdict(result)}, ensure_ascii=False) + "\n")
 
 
 def table(results: Sequence[Result]) -> dict[str, dict[str, float]]:

@@ -93,8 +93,6 @@ def battery(
         if not log.results(found, [*names, *wanted], tries):
             raise
         warn("interrupted: these are the items done so far" + ("" if out is None else "; --resume goes on"))
-    finally:
-        log.close()
     _show(log.results(found, [*names, *wanted], tries), mode, as_json=as_json)
 
 

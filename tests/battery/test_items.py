@@ -89,7 +89,6 @@ def test_a_run_that_was_cut_short_goes_on(tmp_path):
     log = Log(path, facts, resume=True)
     log.add(one, Result("x", "factual", "a", 12.0, 10))
     log.add(one, Result("x", "factual", "b", passed=True, answer="é", seed=1))
-    log.close()
     path.write_bytes(path.read_bytes() + b'{"key": "half')
     again = Log(path, facts, resume=True)
     assert again.known(one, "a", None)
@@ -97,7 +96,6 @@ def test_a_run_that_was_cut_short_goes_on(tmp_path):
     assert not again.known(one, "b", 2)
     assert not again.known(replace(one, prompt="!"), "a", None)
     again.add(one, Result("x", "factual", "c", 1.0, 10))
-    again.close()
     assert [r.who for r in Log(path, facts, resume=True).results([one], ["c", "b", "a"], [None, 1])] == ["c", "b", "a"]
     assert not Log(path, {"experts": ["other"]}, resume=True).known(one, "a", None)
     path.write_text("[1]\n")

@@ -2,10 +2,10 @@
 
 For every bridge: bits per byte of each expert alone through it, of the experts fused, decodes per token of a text's own
 tokens, and seconds. All are fused by a linear pool with fixed weights, by a linear one whose weights follow evidence,
-and by the default strategy, a geometric one with evidence; evidence is what an expert alone gave to each byte. A
-geometric mean gives nothing to a piece that one expert lacks: where its law ends, 1 % of the union law goes on (see
-below). The byte bridge also has "word" (evidence within a word): a pool that begins anew at every byte is not the same
-as one that begins anew at every piece, and this comes closest to it.
+and by the default strategy, a geometric one with evidence. Evidence is what an expert alone gave to each byte. A
+geometric mean gives nothing to a piece that one expert lacks: there 1 % of the union law goes on (see below). The byte
+bridge also has "word" (evidence within a word): a pool that begins anew at every byte is not the same as one that does
+so at every piece, and this comes closest to it.
 
 Bridges from token to token get the sum over all ways to write a text piece by piece (see ``piecewise/text_law.py``);
 decodes and seconds are those of writing its most probable path. Their pivot, where there is one, is the expert with the

@@ -75,6 +75,31 @@ def loglinear(logprobs: F64, weights: F64, a: Sequence[float] = (), scale: float
 
 
 @pool(
+    "affine",
+    "Σ a_i log p_i − log Z, a = max(0, b + M w)",
+    "logarithmic pool; exponents affine in the weights, so that fitting b and M on dev is convex",
+    b=Numbers(-100.0, 100.0),
+    m=Numbers(-100.0, 100.0),
+)
+def affine(logprobs: F64, weights: F64, b: Sequence[float] = (), m: Sequence[float] = ()) -> F64:
+    """Log-linear pool whose exponents follow the weights as far as dev documents say.
+
+    ``b`` holds one number per expert, ``m`` the rows of the matrix one after the other; without ``m`` the weights are
+    taken as they are, without both it is the log-linear pool. ``score --baselines`` fits them.
+    """
+    n = len(logprobs)
+    if len(m) not in (0, n * n) or len(b) not in (0, n):
+        raise ValueError(f"affine: expected {n} numbers b and {n * n} numbers m, got {len(b)} and {len(m)}")
+    exponents = weights if not len(m) else np.einsum("ij,j...->i...", np.array(m, np.float64).reshape(n, n), weights)
+    if len(b):
+        exponents = exponents + _column(np.array(b, np.float64), weights.ndim)
+    exponents = np.maximum(exponents, 0.0)
+    if not (exponents > 0.0).all():
+        logprobs = np.where(exponents[..., None] > 0.0, logprobs, 0.0)
+    return _weighted_sum(logprobs, exponents)
+
+
+@pool(
     "power",
     "(1/r) log Σ w_i p_i^r − log Z",
     "power mean of exponent r (Hardy, Littlewood & Pólya 1934)",

@@ -173,8 +173,14 @@ class PoolFuser(Fuser):
         parameters: dict[str, Any] = dict(strategy.pool_parameters)
         self._smooth: float = parameters.pop("smooth")
         self._tau = self._for_active(strategy.pool, "tau", parameters.pop("tau"), on)
-        if "a" in parameters:
-            parameters["a"] = tuple(self._for_active(strategy.pool, "a", parameters["a"], on))
+        for key in ("a", "b"):
+            if key in parameters:
+                parameters[key] = tuple(self._for_active(strategy.pool, key, parameters[key], on))
+        if parameters.get("m"):
+            if len(parameters["m"]) != len(on) ** 2:
+                raise StrategyError(f"{strategy.pool}: expected {len(on)}² numbers in m, got {len(parameters['m'])}")
+            square = np.array(parameters["m"], np.float64).reshape(len(on), len(on))
+            parameters["m"] = tuple(square[np.ix_(self.active, self.active)].ravel())
         base = self.last_weights[self.active]
         if pool.needs_names:
             parameters |= {"names": self._names, "base": base}

@@ -376,3 +376,22 @@ def test_experts_are_named_where_a_pool_needs_them() -> None:
     np.testing.assert_allclose(np.exp(named), wanted, atol=1e-9)
     with pytest.raises(StrategyError, match="amateur=nobody is no expert with a weight here; there are e0, e1, e2"):
         fuser("contrast(amateur=nobody)", [0.2, 0.3, 0.5]).fuse(rows)
+
+
+def test_affine_exponents() -> None:
+    """The exponents are b + M w, at least 0; without b and M it is the log-linear pool; weight 0 takes its row out."""
+    p, w = np.exp(normalised_rows(laws(3, 18))), np.array([0.2, 0.3, 0.5])
+    b, m = np.array([0.1, 0.2, -5.0]), np.array([[0.5, 0.1, 0.0], [-0.2, 0.9, 0.3], [0.0, 0.0, 1.0]])
+    exponents = np.maximum(b + m @ w, 0.0)
+    assert exponents[2] == 0.0
+    text = f"affine(b=[{', '.join(map(str, b))}], m=[{', '.join(map(str, m.ravel()))}])"
+    wanted = norm(np.prod(p ** exponents[:, None], axis=0))
+    np.testing.assert_allclose(np.exp(fuser(text, list(w)).fuse(np.log(p)).log_f), wanted, atol=1e-9)
+    plain = fuser("loglinear", list(w)).fuse(np.log(p)).log_f
+    np.testing.assert_allclose(fuser("affine", list(w)).fuse(np.log(p)).log_f, plain, atol=1e-12)
+    two = fuser(text, [0.4, 0.6, 0.0]).fuse(np.log(p)).log_f
+    pair = norm(np.prod(p[:2] ** np.maximum(b + m @ [0.4, 0.6, 0.0], 0.0)[:2, None], axis=0))
+    np.testing.assert_allclose(np.exp(two), pair, atol=1e-9)
+    for wrong in ("affine(b=[1, 2])", "affine(m=[1, 0, 0, 1])"):
+        with pytest.raises((StrategyError, ValueError), match="expected"):
+            fuser(wrong, list(w)).fuse(np.log(p))

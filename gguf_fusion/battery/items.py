@@ -50,7 +50,9 @@ def passes(item: Item, answer: str) -> bool:
     """Whether an answer passes the item's check.
 
     numeric: the last number in it is the value (within ``tolerance``); exact: it is one of ``accept``, but for blanks
-    and case; regex: the pattern is found; code: its tests run without an error in a process of their own with limits;
+    and case; choice: the first option named by its letter is the answer, or, where no letter is named, its text stands
+    there and that of no other option; regex: the pattern is found; code: its tests run without an error in a process of
+    their own with limits;
     constraints: words that must or must not stand there, and how many words it has.
     """
     check, text = item.check, answer.strip()
@@ -60,6 +62,8 @@ def passes(item: Item, answer: str) -> bool:
         return bool(abs(last - check["value"]) <= check.get("tolerance", 1e-9))
     if check["kind"] == "exact":
         return " ".join(text.lower().split()) in {" ".join(one.lower().split()) for one in check["accept"]}
+    if check["kind"] == "choice":
+        return bool(_chosen(text, check["options"]) == check["answer"])
     if check["kind"] == "regex":
         return re.search(check["pattern"], text) is not None
     if check["kind"] == "code":
@@ -71,3 +75,20 @@ def passes(item: Item, answer: str) -> bool:
         and not any(one.lower() in text.lower() for one in check.get("absent", ()))
         and check.get("min_words", 0) <= words <= check.get("max_words", 10**9)
     )
+
+
+def _chosen(text: str, options: Mapping[str, str]) -> str | None:
+    """The letter of the option that an answer names, None where it names none or several texts.
+
+    A letter counts before a sign or the end of a line, or after "answer", "option" or "choice": "A" is also a word.
+    """
+    letters = "".join(options)
+    named = re.search(
+        rf"(?:answer|option|choice)\W+(?:is\W+)?([{letters}])\b|(?<!\w)([{letters}])(?=\W*$|[).:,;*])",
+        text,
+        re.MULTILINE,
+    )
+    if named:
+        return named[1] or named[2]
+    said = [letter for letter, words in options.items() if words.lower() in text.lower()]
+    return said[0] if len(said) == 1 else None

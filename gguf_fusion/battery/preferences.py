@@ -7,6 +7,7 @@ comes out is an estimate with a wide interval, given with it.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 
 from gguf_fusion.arrays import F64, Bool
 from gguf_fusion.battery.items import Item, passes
-from gguf_fusion.battery.run import Kept, Tell, answers
+from gguf_fusion.battery.run import Result, Tell, answers
 from gguf_fusion.discover.corpus import SPLITS, split_documents
 from gguf_fusion.discover.head_training import Examples
 from gguf_fusion.discover.preferences import Answers, Pair, pairs_of, refine
@@ -66,10 +67,50 @@ class Refined:
         }  # fmt: skip
 
 
+class Kept:
+    """Answers in a file of JSON lines, written as they come: an interruption loses the one in the making."""
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        """``about``: what the answers depend on. Raises UsageError for a file that belongs to something else."""
+        self.path = path
+        self.results: list[Result] = []
+        known = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
+        if known[-1]:  # cut off by a kill
+            path.write_text("".join(line + "\n" for line in known[:-1]), encoding="utf-8")
+        try:
+            records = [json.loads(line) for line in known[:-1]]
+            then = records[0]["about"] if records else None
+            self.results = [Result(**record) for record in records[1:]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{path}: expected answers that this program wrote, got something else ({error})"
+            ) from None
+        if then is None:
+            self._append({"about": dict(about)})
+        elif then != json.loads(json.dumps(about)):
+            raise UsageError(
+                f"{path} has answers of other experts, another router or other lengths; name another file (--answers)"
+            )
+
+    def known(self, item: Item, who: str, seed: int | None) -> bool:
+        """Whether an answer is there."""
+        return any((one.item, one.who, one.seed) == (item.id, who, seed) for one in self.results)
+
+    def add(self, result: Result) -> None:
+        """Keep an answer."""
+        self.results.append(result)
+        self._append(asdict(result))
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
 def sample(ensemble: Ensemble, found: Sequence[Item], n_samples: int, kept: Kept, tell: Tell) -> None:
     """Let every expert, and the router, answer every item: once greedily, then with the seeds 1 … ``n_samples``."""
     seeds = (None, *range(1, n_samples + 1))
-    for result in answers(ensemble, found, (None,), seeds, tell, kept.known()):
+    for result in answers(ensemble, found, (None,), seeds, tell, kept.known):
         kept.add(result)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,16 @@ import click
 import numpy as np
 
 from gguf_fusion import hub
-from gguf_fusion.battery.items import Item, items
-from gguf_fusion.battery.run import Kept, Result, reference_bits, table
-from gguf_fusion.battery.run import answers as written
+from gguf_fusion.battery.items import items
+from gguf_fusion.battery.run import Log, Result, answers, reference_bits, table
 from gguf_fusion.cli._output import ConsoleProgress, note, print_json, print_line, print_table, warn
 from gguf_fusion.cli._registry import registry_option
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
 from gguf_fusion.ensemble import Ensemble
+from gguf_fusion.errors import UsageError
 from gguf_fusion.evaluate.scorer import Scorer, Settings
 from gguf_fusion.expressions import DEFAULT, parse
+from gguf_fusion.hub.digests import model_digest
 from gguf_fusion.load import Options
 from gguf_fusion.members import members_of
 
@@ -36,10 +36,9 @@ from gguf_fusion.members import members_of
     "--seed", "seeds", type=click.IntRange(min=0), multiple=True, help="Sample with a seed (repeatable); else greedy."
 )
 @click.option(
-    "--answers",
-    type=click.Path(path_type=Path),
-    help="With generate: keep answers here, and go on with them.",
+    "--out", type=click.Path(path_type=Path), help="Write every result to this file as it comes (JSON lines)."
 )
+@click.option("--resume", is_flag=True, help="Go on with --out: what stands there is not done again.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first items.")
 @click.option("-t", "--threads", type=click.IntRange(min=1), help="Threads for all experts together.")
 @click.option("--offline", is_flag=True, help="Use only what is on this machine.")
@@ -52,54 +51,50 @@ def battery(
     strategies: tuple[str, ...],
     mode: str,
     seeds: tuple[int, ...],
-    answers: Path | None,
+    out: Path | None,
+    resume: bool,
     limit: int | None,
     threads: int | None,
     offline: bool,
     as_json: bool,
 ) -> None:
-    """Run 48 prompts of eight categories: each expert alone, then fused.
+    """Run 50 prompts of eight categories: each expert alone, then fused.
 
-    A smoke test: with six items per category nothing is proven. Ctrl-C reports what was done so far; with --answers
-    the same command goes on from there.
+    A smoke test: with six items per category nothing is proven. Ctrl-C reports what was done so far; with --out,
+    --resume goes on from there.
     """
+    if resume and out is None:
+        raise UsageError("--resume needs --out FILE, the file to go on with")
     found = items(category)[:limit]
     spec = registry.ensemble(ensemble)
     members = [member for member in members_of(spec, registry) if member.weight > 0.0]
     wanted = list(strategies or (spec.strategy or DEFAULT,))
     parsed = {text: parse(text) for text in wanted}
-    results: list[Result] = []
+    names = [member.spec.name for member in members]
+    tries: list[int | None] = list(seeds) if seeds and mode == "generate" else [None]
+    progress = ConsoleProgress()
+    paths = [hub.pull(m.ref, registry, progress=progress, offline=offline)[0] for m in members]
+    facts = {
+        "mode": mode,
+        "experts": [[m.spec.name, model_digest(p), m.weight] for m, p in zip(members, paths, strict=True)],
+    }
+    log = Log(out, facts, resume=resume)
+    by_id = {item.id: item for item in found}
     try:
         if mode == "bits":
-            progress = ConsoleProgress()
-            paths = [hub.pull(m.ref, registry, progress=progress, offline=offline)[0] for m in members]
             weights, roles = np.array([m.weight for m in members]), [m.spec.role for m in members]
             with Scorer.of_members(members, paths, Options(n_threads=threads), Settings()) as scorer:
-                results.extend(reference_bits(scorer, found, parsed, weights, roles, note))
+                for one in reference_bits(scorer, found, names, parsed, weights, roles, note, log.known):
+                    log.add(by_id[one.item], one)
         else:
             with Ensemble.from_registry(ensemble, registry=registry, offline=offline, n_threads=threads) as loaded:
-                kept = None if answers is None else Kept(answers, {"experts": list(loaded.names)})
-                results.extend(_answered(loaded, found, wanted, seeds or (None,), kept))
+                for one in answers(loaded, found, wanted, tries, note, log.known):
+                    log.add(by_id[one.item], one)
     except KeyboardInterrupt:
-        if not results:
+        if not log.results(found, [*names, *wanted], tries):
             raise
-        warn("interrupted: these are the items done so far")
-    _show(results, mode, as_json=as_json)
-
-
-def _answered(
-    loaded: Ensemble, found: Sequence[Item], wanted: Sequence[str], seeds: Sequence[int | None], kept: Kept | None
-) -> Iterator[Result]:
-    """Every answer: those that are kept first, then the others as they come."""
-    asked = {item.id for item in found}
-    ways = {*loaded.names, *wanted}
-    for one in kept.results if kept else ():
-        if one.item in asked and one.who in ways and one.seed in seeds:
-            yield one
-    for one in written(loaded, found, wanted, seeds, note, kept.known() if kept else ()):
-        if kept:
-            kept.add(one)
-        yield one
+        warn("interrupted: these are the items done so far" + ("" if out is None else "; --resume goes on"))
+    _show(log.results(found, [*names, *wanted], tries), mode, as_json=as_json)
 
 
 def _show(results: list[Result], mode: str, *, as_json: bool) -> None:

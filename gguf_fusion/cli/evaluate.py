@@ -21,6 +21,7 @@ from gguf_fusion.cover.tree import DEFAULT_EPSILON, EXACT_EPSILON
 from gguf_fusion.errors import UsageError
 from gguf_fusion.evaluate import report, trace_cache
 from gguf_fusion.evaluate.baselines import UNTUNED, Checks, checks, fitted_pool, given_of
+from gguf_fusion.evaluate.exponents import MOST_ROWS, Rows, fitted_exponents, rows_of
 from gguf_fusion.evaluate.score import Document, DocumentScore, score_trace, total
 from gguf_fusion.evaluate.scorer import Scorer, Settings
 from gguf_fusion.evaluate.split import split, together
@@ -63,7 +64,7 @@ from gguf_fusion.members import Member, members_from, members_of
 @click.option(
     "--baselines",
     is_flag=True,
-    help="Also: uniform and Bayes mixtures, linear weights fitted on dev, and checks with copies and with noise.",
+    help="Also: uniform and Bayes mixtures, weights and exponents fitted on dev, checks with copies and with noise.",
 )
 @click.option("--larger", metavar="REF", multiple=True, help="A single larger model to compare with (repeatable).")
 @click.option("--plot", type=click.Path(path_type=Path), help="Folder for pictures: gain, weights, reliability.")
@@ -132,18 +133,21 @@ def score(
     roles = [member.spec.role for member in active]
     scores: list[DocumentScore] = []
     given: list[Any] = []
+    rows: list[Rows] = []
+    every = 1 + sum(len(document.text) for document in documents[:n_dev]) // MOST_ROWS
     checked: list[Checks] = []
     with scorer, _Clock(sum(len(d.text) for d in documents if not scorer.is_cached(d.text))) as clock:
         for i, document in enumerate(documents):
             clock.label = document.name
             if baselines and given and i == n_dev:
-                fitted = fitted_pool(given, [member.spec.name for member in active])
-                wanted = {**wanted, fitted: parse(fitted)}
+                fitted = [fitted_pool(given, [member.spec.name for member in active]), fitted_exponents(rows)]
+                wanted |= {text: parse(text) for text in fitted}
             with scorer.trace(document, clock.advance) as trace:
                 scores.append(score_trace(document, trace, wanted, weights, roles))
                 if baselines and trace.scored.any():
                     if i < n_dev:
                         given.append(given_of(trace, weights))
+                        rows.append(rows_of(trace, document.domain, weights, every))
                     elif not checked:
                         checked.append(checks(trace, first, weights))
     for ref in larger:

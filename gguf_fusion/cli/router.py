@@ -203,14 +203,13 @@ def refine(
     """
     from gguf_fusion.battery import preferences
     from gguf_fusion.battery.items import items
-    from gguf_fusion.battery.run import Kept
     from gguf_fusion.router.head import Head
 
     head = Head.load(file)
     found = [replace(item, max_bytes=min(item.max_bytes, max_bytes or item.max_bytes)) for item in items(category)]
     found = found[:limit]
     about = {"router": preferences.digest(file), "experts": list(experts) or ensemble, "max_bytes": max_bytes}
-    kept = Kept(answers, about)
+    kept = preferences.Kept(answers, about)
     documents = [_with_domain(_read(text, None)) for text in data]
     text = _text(registry, head, experts, ensemble, documents, seed, offline=offline) if documents else None
     given: LoadKeywords = {"router": file, "n_threads": threads, "space": "byte"}

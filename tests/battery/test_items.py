@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gguf_fusion.battery.items import CATEGORIES, Item, items, passes
-from gguf_fusion.battery.run import Result, table
+from gguf_fusion.battery.run import Log, Result, table
 from gguf_fusion.errors import UsageError
 
 LITERAL = {"instruction-1", "instruction-2"}
@@ -36,6 +36,9 @@ def test_references_pass_their_own_checks(item):
     assert not passes(item, "")
 
 
+CHOICE = {"kind": "choice", "options": {"A": "hat", "B": "umbrella"}, "answer": "B"}
+
+
 def item(**check):
     return Item("x", "factual", "en", "?", "", check, 100)
 
@@ -47,6 +50,10 @@ def item(**check):
         ({"kind": "numeric", "value": 3.14, "tolerance": 0.01}, "about 3.142", "about 3.2"),
         ({"kind": "numeric", "value": 1234}, "1,234 people", "no number"),
         ({"kind": "exact", "accept": ["new york"]}, "  New  York ", "York"),
+        (CHOICE, "B) since it rains", "A) since it rains"),
+        (CHOICE, "The answer is B because A is dry.", "A is dry."),
+        (CHOICE, "**B**", "A, or perhaps B."),
+        (CHOICE, "I would take the umbrella.", "An umbrella or a hat."),
         ({"kind": "regex", "pattern": r"\bAu\b"}, "Au, of course", "Ag"),
         (
             {"kind": "code", "tests": "assert f(2) == 4"},
@@ -74,3 +81,24 @@ def test_tables_add_up():
     assert table(results) == {"x": {"math": 2.0, "code": 0.2, "all": 0.8}}
     answers = [replace(one, bits=None, passed=flag) for one, flag in zip(results, (True, False), strict=True)]
     assert table(answers) == {"x": {"math": 1.0, "code": 0.0, "all": 0.5}}
+
+
+def test_a_run_that_was_cut_short_goes_on(tmp_path):
+    """Results are kept as they come; a half line is dropped, other items, experts and seeds are not known."""
+    path, one, facts = tmp_path / "out.jsonl", item(kind="exact", accept=["x"]), {"experts": ["a"]}
+    log = Log(path, facts, resume=True)
+    log.add(one, Result("x", "factual", "a", 12.0, 10))
+    log.add(one, Result("x", "factual", "b", passed=True, answer="é", seed=1))
+    path.write_bytes(path.read_bytes() + b'{"key": "half')
+    again = Log(path, facts, resume=True)
+    assert again.known(one, "a", None)
+    assert again.known(one, "b", 1)
+    assert not again.known(one, "b", 2)
+    assert not again.known(replace(one, prompt="!"), "a", None)
+    again.add(one, Result("x", "factual", "c", 1.0, 10))
+    assert [r.who for r in Log(path, facts, resume=True).results([one], ["c", "b", "a"], [None, 1])] == ["c", "b", "a"]
+    assert not Log(path, {"experts": ["other"]}, resume=True).known(one, "a", None)
+    path.write_text("[1]\n")
+    with pytest.raises(UsageError, match="earlier battery --out"):
+        Log(path, facts, resume=True)
+    assert not Log(path, facts, resume=False).known(one, "a", None)

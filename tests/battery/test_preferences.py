@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gguf_fusion.battery.items import Item
-from gguf_fusion.battery.preferences import _change, learn, read_answer, sample, splits_of
-from gguf_fusion.battery.run import Kept, Result
+from gguf_fusion.battery.preferences import Kept, _change, learn, read_answer, sample, splits_of
+from gguf_fusion.battery.run import Result
 from gguf_fusion.ensemble import Ensemble
 from gguf_fusion.errors import UsageError
 from gguf_fusion.experts.table import TableExpert
@@ -110,7 +110,7 @@ def test_an_interruption_keeps_what_was_sampled(ensemble, tmp_path: Path) -> Non
     rest: list[str] = []
     sample(ensemble, items, 0, again, rest.append)
     assert len(rest) == 2 * 4 - 2
-    assert len(Kept(path, {"router": "r"}).known()) == 8
+    assert len(Kept(path, {"router": "r"}).results) == 8
     with pytest.raises(UsageError, match="another router"):
         Kept(path, {"router": "other"})
 

@@ -239,14 +239,15 @@ function showTip(node) {
     make("td", {}, percent(vote.responsibility)),
     make("td", {}, percent(vote.weight)),
     make("td", {}, vote.logprob === null ? "0 %" : percent(Math.exp(vote.logprob)))));
-  const others = piece.alternatives.map((other) => make("tr", {},
-    make("th", { scope: "row", class: "raw" }, visible(other.text)), make("td", {}, percent(other.probability))));
+  const others = piece.alternatives.map((other) => make("li", {},
+    make("span", { class: "raw" }, visible(other.text)), " " + percent(other.probability)));
   $("tip").replaceChildren(
     make("p", {}, make("strong", { class: "raw" }, visible(piece.text)), " " + percent(Math.exp(piece.logprob ?? -Infinity))),
     make("table", {}, make("caption", {}, "Experts"),
       make("thead", {}, make("tr", {}, ...["", "carried", "weight", "probability"].map((text) => make("th", { scope: "col" }, text)))),
       make("tbody", {}, ...rows)),
-    make("table", {}, make("caption", {}, "What could have come"), make("tbody", {}, ...others)),
+    make("p", {}, make("strong", {}, "What could have come")),
+    make("ul", {}, ...others),
     make("p", {}, `Divergence of the experts: ${(piece.divergence / Math.LN2).toFixed(3)} bits per byte`));
   $("tip").hidden = false;
   node.classList.add("shown");
@@ -254,9 +255,11 @@ function showTip(node) {
   shown = node;
   const box = node.getBoundingClientRect();
   const tip = $("tip").getBoundingClientRect();
+  // Where it fits on neither side, it may leave the screen, but never covers its piece.
   const above = box.top - tip.height - 8;
+  const isAbove = above >= 8 || box.top > innerHeight - box.bottom;
   $("tip").style.left = Math.max(8, Math.min(box.left, innerWidth - tip.width - 8)) + "px";
-  $("tip").style.top = (above >= 8 ? above : Math.min(box.bottom + 8, innerHeight - tip.height - 8)) + "px";
+  $("tip").style.top = (isAbove ? above : box.bottom + 8) + "px";
 }
 
 function hideTip() {

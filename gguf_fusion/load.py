@@ -339,11 +339,13 @@ def assemble(
     active = [i for i, weight in enumerate(chosen) if weight > 0.0]
     taking_part = [experts[i] for i in active]
     draft = Draft()
-    readers = [AheadExpert(expert, draft) for expert in taking_part]
-    predictors, space = make_predictors(cast("Sequence[Expert]", readers), options)
+    # The layer in between costs time at every decode; without it rows are those of whatever batch a text needs.
+    ahead = options.lazy or options.prefetch != "off"
+    readers = [AheadExpert(expert, draft) for expert in taking_part] if ahead else []
+    predictors, space = make_predictors(cast("Sequence[Expert]", readers or taking_part), options)
     plan = choose(taking_part, options.lanes, options.n_threads, identity=identity, calibrate=options.calibrate)
     lanes = Lanes(plan)
-    for reader in readers if options.lazy or options.prefetch != "off" else ():
+    for reader in readers:
         name = identity and f"{identity} {plan.threads}"
         reader.facts = batch_facts(reader.inside, name, calibrate=options.calibrate, level=options.prefetch)
     mine = [roles[i] for i in active] if roles else ()

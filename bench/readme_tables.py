@@ -124,7 +124,7 @@ TABLES = {
     "domains": Table(
         identity=("domain",),
         unfold="summary",
-        by={"domain": "kind of text", "best_single": "best single expert"},
+        by={"domain": "kind of text", "strategy": "strategy"},
         means={
             "best_bpb": ("its bits per byte", "{:.3f}".format),
             "fused_bpb": ("fused", "{:.3f}".format),

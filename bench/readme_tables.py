@@ -50,12 +50,14 @@ class Table:
     unfold   : key of a list of objects; each becomes a record of its own, with the outer values
     by       : keys of the first columns; records that agree in them are one line
     means    : key -> (heading, format) of further columns, the mean over those records
+    largest  : the same, the largest of those records; after the means
     """
 
     identity: tuple[str, ...] = ()
     unfold: str = ""
     by: Mapping[str, str] = field(default_factory=dict)
     means: Mapping[str, tuple[str, Callable[[float], str]]] = field(default_factory=dict)
+    largest: Mapping[str, tuple[str, Callable[[float], str]]] = field(default_factory=dict)
 
 
 TABLES = {
@@ -121,6 +123,18 @@ TABLES = {
             "helped": ("steps it gives nothing to", percent),
         },
     ),
+    "score_speed": Table(
+        identity=("strategy",),
+        by={"kind": "strategies"},
+        means={
+            "seconds": ("seconds, mean", "{:.1f}".format),
+            "cpu_seconds": ("processor seconds, mean", "{:.1f}".format),
+        },
+        largest={
+            "seconds": ("seconds, slowest", "{:.1f}".format),
+            "cpu_seconds": ("processor seconds, slowest", "{:.1f}".format),
+        },
+    ),
     "domains": Table(
         identity=("domain",),
         unfold="summary",
@@ -156,9 +170,10 @@ def table(name: str) -> str:
     lines = [
         [*map(number, group)]
         + [show(sum(r[key] for r in members) / len(members)) for key, (_, show) in spec.means.items()]
+        + [show(max(r[key] for r in members)) for key, (_, show) in spec.largest.items()]
         for group, members in groups.items()
     ]
-    headings = [*spec.by.values(), *(heading for heading, _ in spec.means.values())]
+    headings = [*spec.by.values(), *(heading for heading, _ in (*spec.means.values(), *spec.largest.values()))]
     return markdown(headings, lines) + provenance(path, list(latest.values()))
 
 

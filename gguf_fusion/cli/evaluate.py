@@ -124,6 +124,8 @@ def score(
     chosen = (DEFAULT_EPSILON if spec_epsilon is None else spec_epsilon) if chosen is None else chosen
     settings = Settings(epsilons=(chosen,), window=window, context=context)
     load = Options(n_threads=threads, **options)
+    if load.n_ctx is not None and load.n_ctx < window:
+        warn(f"windows of {window} bytes may hold more than {load.n_ctx} tokens (-c); a smaller --window always fits")
     transfers = ConsoleProgress()
     active = [member for member in members if member.weight > 0.0]
     paths = [hub.pull(m.ref, registry, progress=transfers, offline=offline)[0] for m in active]

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gguf_fusion.cli import main
+from gguf_fusion.cli.evaluate import _Clock
 
 
 def score(*arguments: str) -> Result:
@@ -38,6 +39,14 @@ def test_bad_input(tmp_path: Path, arguments: list[str], message: str) -> None:
     assert result.exit_code in {1, 2}
     assert message in result.stderr
     assert result.stdout == ""
+
+
+def test_progress_where_nothing_was_expected(capsys: pytest.CaptureFixture[str]) -> None:
+    """A damaged trace is found out late: its document is read after all, and the progress says so."""
+    with _Clock(0) as clock:
+        clock.advance(64)
+        clock.advance(36)
+    assert "100 %" in capsys.readouterr().err
 
 
 @pytest.mark.model

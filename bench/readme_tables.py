@@ -55,12 +55,14 @@ class Table:
     unfold   : key of a list of objects; each becomes a record of its own, with the outer values
     by       : keys of the first columns; records that agree in them are one line
     means    : key -> (heading, format) of further columns, the mean over those records
+    largest  : the same, the largest of those records; after the means
     """
 
     identity: tuple[str, ...] = ()
     unfold: str = ""
     by: Mapping[str, str] = field(default_factory=dict)
     means: Mapping[str, tuple[str, Callable[[float], str]]] = field(default_factory=dict)
+    largest: Mapping[str, tuple[str, Callable[[float], str]]] = field(default_factory=dict)
 
 
 LEVELS = Table(
@@ -222,10 +224,22 @@ TABLES = {
             "helped": ("steps it gives nothing to", percent),
         },
     ),
+    "score_speed": Table(
+        identity=("strategy",),
+        by={"kind": "strategies"},
+        means={
+            "seconds": ("seconds, mean", "{:.1f}".format),
+            "cpu_seconds": ("processor seconds, mean", "{:.1f}".format),
+        },
+        largest={
+            "seconds": ("seconds, slowest", "{:.1f}".format),
+            "cpu_seconds": ("processor seconds, slowest", "{:.1f}".format),
+        },
+    ),
     "domains": Table(
         identity=("domain",),
         unfold="summary",
-        by={"domain": "kind of text", "best_single": "best single expert"},
+        by={"domain": "kind of text", "strategy": "strategy"},
         means={
             "best_bpb": ("its bits per byte", "{:.3f}".format),
             "fused_bpb": ("fused", "{:.3f}".format),
@@ -255,10 +269,12 @@ def table(name: str) -> str:
     for record in flat:
         groups.setdefault(tuple(record[key] for key in spec.by), []).append(record)
     lines = [
-        [*map(number, group)] + [mean(members, key, show) for key, (_, show) in spec.means.items()]
+        [*map(number, group)]
+        + [mean(members, key, show) for key, (_, show) in spec.means.items()]
+        + [show(max(r[key] for r in members)) for key, (_, show) in spec.largest.items()]
         for group, members in groups.items()
     ]
-    headings = [*spec.by.values(), *(heading for heading, _ in spec.means.values())]
+    headings = [*spec.by.values(), *(heading for heading, _ in (*spec.means.values(), *spec.largest.values()))]
     return markdown(headings, lines) + provenance(path, list(latest.values()))
 
 

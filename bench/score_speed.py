@@ -62,11 +62,12 @@ def made_up(path: Path, n_bytes: int, seed: int = 0) -> Trace:
     return trace
 
 
-def listed() -> dict[str, str]:
-    """Name -> expression: presets, and pools and weight rules that no preset is made of alone."""
-    found = {DEFAULT: DEFAULT, **{name: preset.expression for name, preset in PRESETS.items()}}
-    found |= {name: name for name in POOLS if name not in found}
-    return found | {f"linear({name})": f"linear(w={name})" for name in RULES}
+def listed() -> dict[str, tuple[str, str]]:
+    """Name -> (kind, expression): the default, presets, other pools by themselves, weight rules with a linear pool."""
+    found = {DEFAULT: ("default", DEFAULT)}
+    found |= {name: ("preset", preset.expression) for name, preset in PRESETS.items()}
+    found |= {name: ("pool", name) for name in POOLS if name not in found}
+    return found | {f"linear({name})": ("weight rule", f"linear(w={name})") for name in RULES}
 
 
 def main() -> None:
@@ -76,7 +77,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="These strategies.")
     arguments = parser.parse_args()
-    wanted = {name: text for name, text in listed().items() if not arguments.only or name in arguments.only}
+    wanted = {name: both for name, both in listed().items() if not arguments.only or name in arguments.only}
     seconds: dict[str, list[float]] = {name: [] for name in wanted}
     cpu: dict[str, list[float]] = {name: [] for name in wanted}
     with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +87,7 @@ def main() -> None:
             trace = made_up(path, n_bytes)
             document = Document(name, trace.text)
             for _ in range(arguments.rounds):
-                for strategy, expression in wanted.items():
+                for strategy, (_, expression) in wanted.items():
                     began, cpu_began = time.perf_counter(), time.process_time()
                     score_trace(document, trace, {strategy: parse(expression)}, np.ones(len(NAMES)))
                     if name == "timed":
@@ -95,7 +96,8 @@ def main() -> None:
                         print(f"{strategy}: {seconds[strategy][-1]:.1f} s", file=sys.stderr)
     for strategy, times in seconds.items():
         record = {
-            "strategy": strategy, "expression": wanted[strategy], "seconds": float(np.median(times)),
+            "strategy": strategy, "kind": wanted[strategy][0], "expression": wanted[strategy][1],
+            "seconds": float(np.median(times)),
             "cpu_seconds": float(np.median(cpu[strategy])),
             "rounds": len(times), "bytes": arguments.bytes, "experts": len(NAMES), "version": __version__,
             "machine": platform.machine(), "cores": os.cpu_count(),

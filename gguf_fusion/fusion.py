@@ -131,7 +131,11 @@ def sphere(logprobs: F64, weights: F64) -> F64:
     The mean is a combination Σ c_i √p_i, so the iteration needs the roots' inner products only.
     """
     roots = np.exp(0.5 * logprobs)
-    inner = np.einsum("i...s,j...s->ij...", roots, roots)
+    n = len(roots)
+    inner = np.empty((n, n, *weights.shape[1:]))
+    for i in range(n):
+        for j in range(i + 1):
+            inner[i, j] = inner[j, i] = np.einsum("...s,...s->...", roots[i], roots[j])
     lengths = np.sqrt(np.einsum("ii...->i...", inner))
     inner = inner / (lengths[:, None] * lengths)
     c = _on_sphere(weights, inner)

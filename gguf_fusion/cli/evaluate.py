@@ -125,6 +125,8 @@ def score(
     chosen = (DEFAULT_EPSILON if spec_epsilon is None else spec_epsilon) if chosen is None else chosen
     settings = Settings(epsilons=(chosen,), window=window, context=context)
     load = Options(n_threads=threads, **options)
+    if load.n_ctx is not None and load.n_ctx < window:
+        warn(f"windows of {window} bytes may hold more than {load.n_ctx} tokens (-c); a smaller --window always fits")
     transfers = ConsoleProgress()
     active = [member for member in members if member.weight > 0.0]
     paths = [hub.pull(m.ref, registry, progress=transfers, offline=offline)[0] for m in active]
@@ -293,7 +295,10 @@ def _show_traces(*, as_json: bool) -> None:
     if as_json:
         print_json([{"key": t.key, "path": str(t.path), "bytes": t.size_bytes, **t.about} for t in found])
         return
-    rows = [(t.key[:12], human_size(t.size_bytes), "+".join(t.about["names"]), t.about["document"]) for t in found]
+    rows = [
+        (t.key[:12], human_size(t.size_bytes), "+".join(t.about.get("names", "?")), t.about.get("document", "?"))
+        for t in found
+    ]
     print_table(("KEY", "SIZE", "EXPERTS", "DOCUMENT"), rows)
 
 
@@ -324,6 +329,7 @@ class _Clock:
 
     def advance(self, n_bytes: int) -> None:
         self._done += n_bytes
+        self._total = max(self._total, self._done)  # a damaged trace was thought to be there, and is read again
         if self._bar is not None:
             self._bar.set_description(Path(self.label).name, refresh=False)
             self._bar.update(n_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -206,14 +206,9 @@ def fuse(trace: Trace, strategy: Strategy, weights: F64, roles: Sequence[str] = 
     correct, used = np.zeros(n, np.bool_), np.zeros((n, n_experts), np.float32)
     text = np.frombuffer(trace.text, np.uint8).astype(np.int64)
     empty_pools = 0
-    for first, logprobs in _ahead(trace, base):
-        at = slice(first, first + logprobs.shape[1])
+
+    def measure(at: slice, laws: F64, mixed: F64) -> None:
         came = text[at]
-        laws, mixed, log_z = fuser.fuse_block(logprobs, came)
-        empty = np.isneginf(log_z)
-        if empty.any():
-            empty_pools += int((empty & trace.scored[at]).sum())
-            laws[empty] = normalised(linear(logprobs[:, empty], mixed[:, empty]))[0]
         steps = np.arange(len(came))
         law = np.exp(laws)
         best = law.argmax(axis=1)
@@ -221,6 +216,21 @@ def fuse(trace: Trace, strategy: Strategy, weights: F64, roles: Sequence[str] = 
         log_f[at], confidence[at], correct[at] = given, law[steps, best], best == came
         brier[at] = np.einsum("ts,ts->t", law, law) - 2.0 * np.exp(given) + 1.0
         used[at] = mixed.T
+
+    with ThreadPoolExecutor(1) as pool:
+        pending: deque[Future[None]] = deque()
+        for first, logprobs in _ahead(trace, base):
+            at = slice(first, first + logprobs.shape[1])
+            laws, mixed, log_z = fuser.fuse_block(logprobs, text[at])
+            empty = np.isneginf(log_z)
+            if empty.any():
+                empty_pools += int((empty & trace.scored[at]).sum())
+                laws[empty] = normalised(linear(logprobs[:, empty], mixed[:, empty]))[0]
+            pending.append(pool.submit(measure, at, laws, mixed))
+            if len(pending) > _AHEAD:
+                pending.popleft().result()
+        for measured in pending:
+            measured.result()
     kept = trace.scored
     return FusedScore(
         bits=float(-log_f[kept].sum() / _LN2),

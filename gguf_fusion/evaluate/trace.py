@@ -18,7 +18,7 @@ from gguf_fusion.records import N_SYMBOLS
 
 LAWS, COLUMNS = "laws.npy", "columns.npy"
 
-_BLOCK = 128
+_BLOCK = 256
 """Bytes worked on at once: their laws stay in a processor's cache."""
 
 

@@ -83,7 +83,7 @@ def find(key: str) -> Stored | None:
     path = root() / key
     if not path.exists():
         return None
-    meta = read_json(path / "meta.json")
+    meta = _meta(path)
     if meta is not None and all(_intact(path / name, *facts) for name, facts in meta["files"].items()):
         return _stored(path, meta)
     _log.warning("trace %s is damaged: computing it again", path)
@@ -118,7 +118,7 @@ def adding(key: str, need_bytes: int, about: Mapping[str, Any]) -> Iterator[Path
 
 def stored() -> list[Stored]:
     """All complete traces, by key."""
-    metas = [(path, read_json(path / "meta.json")) for path in sorted(root().glob("[0-9a-f]*"))]
+    metas = [(path, _meta(path)) for path in sorted(root().glob("[0-9a-f]*"))]
     return [_stored(path, meta) for path, meta in metas if meta is not None]
 
 
@@ -131,6 +131,15 @@ def clear() -> tuple[int, int]:
             n += not path.name.startswith(PARTIAL)
             shutil.rmtree(path, ignore_errors=True)
     return n, size
+
+
+def _meta(path: Path) -> dict[str, Any] | None:
+    """What a trace says about itself, None where that is no such thing."""
+    meta = read_json(path / "meta.json")
+    if not isinstance(meta, dict) or not isinstance(meta.get("files"), dict) or not isinstance(meta.get("about"), dict):
+        return None
+    facts = meta["files"].values()
+    return meta if all(isinstance(one, list) and [type(v) for v in one] == [int, int] for one in facts) else None
 
 
 def _stored(path: Path, meta: Mapping[str, Any]) -> Stored:

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gguf_fusion.cli import main
+from gguf_fusion.cli.evaluate import _Clock
 
 
 def score(*arguments: str) -> Result:
@@ -40,6 +41,14 @@ def test_bad_input(tmp_path: Path, arguments: list[str], message: str) -> None:
     assert result.stdout == ""
 
 
+def test_progress_where_nothing_was_expected(capsys: pytest.CaptureFixture[str]) -> None:
+    """A damaged trace is found out late: its document is read after all, and the progress says so."""
+    with _Clock(0) as clock:
+        clock.advance(64)
+        clock.advance(36)
+    assert "100 %" in capsys.readouterr().err
+
+
 @pytest.mark.model
 def test_real_experts(tmp_path: Path) -> None:
     """The keys that were promised, on the same bytes for all, and a bridge near the experts' own tokens."""
@@ -58,3 +67,25 @@ def test_real_experts(tmp_path: Path) -> None:
     assert math.isfinite(answer["fused"]["linear"]["bpb"])
     assert 400 < answer["bytes"] < 600
     assert answer["floor_hits"] == 0
+
+
+@pytest.mark.model
+def test_a_larger_model_and_pictures(tmp_path: Path) -> None:
+    """A single model beside the experts is scored on the same bytes; pictures lie where they were asked for."""
+    source = (Path(sysconfig.get_path("stdlib")) / "textwrap.py").read_bytes()
+    files = []
+    for i in range(2):
+        files.append(tmp_path / f"{i}.py")
+        files[-1].write_bytes(source[1000 * i :][:300])
+    arguments = ["-e", "smollm2-135m-instruct", "--larger", "gemma-3-270m", "--plot", str(tmp_path / "plots")]
+    result = score(*map(str, files), *arguments, "--strategy", "linear", "--traces", "off", "--offline", "--json")
+    assert result.exit_code == 0, result.stderr
+    answer = json.loads(result.stdout)
+    assert list(answer["experts"]) == ["smollm2-135m-instruct"]
+    assert answer["larger"]["gemma-3-270m"]["own_bytes"] == answer["bytes"]
+    assert answer["comparison"]["linear"]["larger"]["gemma-3-270m"]["p_value"] is not None
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [
+        "gain.png",
+        "reliability.png",
+        "weights.png",
+    ]

@@ -163,6 +163,20 @@ def test_kept_trace_is_used_and_a_damaged_one_is_not() -> None:
     assert repaired.fused["linear"].bits == first.fused["linear"].bits
 
 
+@pytest.mark.parametrize(
+    "meta", ["", "{", "[]", "{}", '{"files": {"laws.npy": [1]}, "about": {}}', '{"files": [], "about": 1}']
+)
+def test_a_trace_whose_description_is_broken_is_computed_again(meta: str) -> None:
+    """Neither using nor listing it stumbles."""
+    loaded: list[str] = []
+    first = scores(scorer(1, keep=True, loaded=loaded))
+    [stored] = trace_cache.stored()
+    (stored.path / "meta.json").write_text(meta)
+    assert trace_cache.stored() == []
+    assert scores(scorer(1, keep=True, loaded=loaded)).fused["linear"].bits == first.fused["linear"].bits
+    assert loaded == ["load", "load"]
+
+
 @pytest.mark.parametrize("change", [{"epsilons": (0.3,)}, {"window": 2048}, {"rejoin": None}])
 def test_settings_are_part_of_the_key(change: dict[str, object]) -> None:
     """A trace with other settings, or of another text, is another trace."""

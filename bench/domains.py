@@ -27,7 +27,8 @@ from gguf_fusion.evaluate.score import Document, DocumentScore, score_trace
 from gguf_fusion.evaluate.scorer import Scorer, Settings
 from gguf_fusion.evaluate.statistics import bootstrap_gain, sign_flip
 from gguf_fusion.expressions import DEFAULT, parse
-from gguf_fusion.load import Options, members_of
+from gguf_fusion.load import Options
+from gguf_fusion.members import members_of
 
 DISCOVERED = (
     'formula(linear(0.6291*temper(1.072, geometric(eta=0.1, gamma=0.99, 0.03917*"smollm2-135m-instruct", '
@@ -46,12 +47,14 @@ STRATEGIES = (
 FITTED = "fitted on dev"
 
 
-def scored(found: list[Text], epsilons: tuple[float, ...], threads: int) -> tuple[list[DocumentScore], str]:
+def scored(
+    found: list[Text], epsilons: tuple[float, ...], threads: int, names: tuple[str, ...] = STRATEGIES
+) -> tuple[list[DocumentScore], str]:
     """The scores of all texts, from traces that are computed where they are missing; the strategy fitted on dev."""
     registry = Registry.load()
     members = members_of(registry.ensemble("pocket"), registry)
     paths = [hub.locate(member.ref, registry) for member in members]
-    strategies = {name: parse(name) for name in STRATEGIES}
+    strategies = {name: parse(name) for name in names}
     scores, rows = [], []
     base = np.ones(len(members))
     with Scorer.of_members(
@@ -61,8 +64,9 @@ def scored(found: list[Text], epsilons: tuple[float, ...], threads: int) -> tupl
             if text.split == "dev":
                 with scorer.trace(Document(text.name, text.text, text.domain)) as trace:
                     rows.append(rows_of(trace, text.domain, base))
-        fitted = fitted_exponents(rows)
-        strategies[FITTED] = parse(fitted)
+        fitted = fitted_exponents(rows) if rows else ""
+        if fitted:
+            strategies[FITTED] = parse(fitted)
         for i, text in enumerate(found):
             with scorer.trace(Document(text.name, text.text, text.domain)) as trace:
                 document = Document(text.name, text.text, text.domain)

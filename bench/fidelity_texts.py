@@ -54,7 +54,7 @@ def main() -> None:
     found = texts()
     for domain in dict.fromkeys(text.domain for text in found):
         some = [t for t in found if (t.domain, t.split) == (domain, "test")][: arguments.documents]
-        scores = scored(some, EPSILONS, arguments.threads, strategies=())
+        scores, _ = scored(some, EPSILONS, arguments.threads, names=())
         about = {"domain": domain, "documents": len(some), "texts": digest(found), "version": __version__,
                  "machine": platform.machine(), "cores": os.cpu_count()}  # fmt: skip
         for name in scores[0].experts:

@@ -77,12 +77,22 @@ def test_a_larger_model_and_pictures(tmp_path: Path) -> None:
     for i in range(2):
         files.append(tmp_path / f"{i}.py")
         files[-1].write_bytes(source[1000 * i :][:300])
-    arguments = ["-e", "smollm2-135m-instruct", "--larger", "gemma-3-270m", "--plot", str(tmp_path / "plots")]
+    arguments = [
+        "-t",
+        "1",
+        "-e",
+        "smollm2-135m-instruct",
+        "--larger",
+        "gemma-3-270m",
+        "--plot",
+        str(tmp_path / "plots"),
+    ]
     result = score(*map(str, files), *arguments, "--strategy", "linear", "--traces", "off", "--offline", "--json")
     assert result.exit_code == 0, result.stderr
     answer = json.loads(result.stdout)
     assert list(answer["experts"]) == ["smollm2-135m-instruct"]
-    assert answer["larger"]["gemma-3-270m"]["own_bytes"] == answer["bytes"]
+    # Tokens of its own that begin in the scored range: where a token lies across the border, a few bytes more or less.
+    assert abs(answer["larger"]["gemma-3-270m"]["own_bytes"] - answer["bytes"]) < 20
     assert answer["comparison"]["linear"]["larger"]["gemma-3-270m"]["p_value"] is not None
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [
         "gain.png",

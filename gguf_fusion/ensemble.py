@@ -119,6 +119,7 @@ class Ensemble:
             strategy=checked.strategy or (None if checked.router else spec.strategy),
             epsilon=spec.epsilon if checked.epsilon is None else checked.epsilon,
             fewer_layers=spec.fewer_layers if checked.fewer_layers is None else checked.fewer_layers,
+            smaller_quants=spec.smaller_quants if checked.smaller_quants is None else checked.smaller_quants,
             vram_margin=spec.vram_margin if checked.vram_margin is None else checked.vram_margin,
         )
         sampling_params(spec.sampling)

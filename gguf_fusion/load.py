@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypedDict, cast
 
 import numpy as np
 
-from gguf_fusion import calibration, gguf_info, hub
+from gguf_fusion import calibration, gguf_info, hub, smaller
 from gguf_fusion.ahead import LEVELS, AheadExpert, Draft
 from gguf_fusion.batches import batch_facts
 from gguf_fusion.bridge.store import cached_byte_tables
@@ -71,6 +71,7 @@ class Options:
     calibrate: whether speeds, ``auto`` lanes and batches may be measured at the first load of these files
     rpc      : workers (``host:port``) that hold the layers, by expert; under "" those of all others
     fewer_layers : load with fewer layers on a card where there is less memory than planned, or loading fails
+    smaller_quants : where the experts do not fit, take smaller quants that the registry lists for them
     vram_margin  : share of a card's free memory that is left free
     lazy     : draw a symbol without the slowest expert where it cannot change it, see ``lazy``
     prefetch : read guessed text in batches: ``exact`` where rows stay the same bit for bit, ``law`` in larger ones
@@ -86,6 +87,7 @@ class Options:
     type_v: str | None = None
     rpc: Mapping[str, Sequence[str]] = field(default_factory=dict)
     fewer_layers: bool | None = None
+    smaller_quants: bool | None = None
     vram_margin: float | None = None
     lanes: str = "auto"
     space: str = "auto"
@@ -124,6 +126,7 @@ class LoadKeywords(TypedDict, total=False):
     rpc: Mapping[str, Sequence[str]]
     """Workers (``host:port``) by expert; "" = all others."""
     fewer_layers: bool | None
+    smaller_quants: bool | None
     vram_margin: float | None
     lanes: str
     space: str
@@ -189,12 +192,15 @@ def load(
         active = with_router(active, head, registry)
     active = with_options(active, options)
     parse(options.strategy or DEFAULT_STRATEGY)  # a misspelt strategy must not cost a download first
+    margin = GPU_MARGIN if options.vram_margin is None else options.vram_margin
+    if options.smaller_quants:
+        active, registry = smaller.choose(active, registry, margin=margin, calibrated=options.calibrate)
     paths = [hub.pull(member.ref, registry, progress=progress, offline=offline)[0] for member in active]
     began = time.perf_counter()
     experts: list[LlamaExpert] = []
     placement = Placement.decide(
-        [member.spec for member in active], paths, fewer_layers=bool(options.fewer_layers),
-        margin=GPU_MARGIN if options.vram_margin is None else options.vram_margin, calibrated=options.calibrate,
+        [member.spec for member in active], paths, fewer_layers=bool(options.fewer_layers), margin=margin,
+        calibrated=options.calibrate,
     )  # fmt: skip
     try:
         for member, path in zip(active, paths, strict=True):
@@ -208,11 +214,10 @@ def load(
             _calibrate(active, experts, paths, placement)
         triples = zip(active, experts, paths, strict=True)
         templates = [template_of(member.spec, expert, path) for member, expert, path in triples]
-        roles = [member.spec.role for member in active]
-        strategy = None if head is None else Routed(head)
         loaded = assemble(
-            experts, [m.weight for m in active], options, templates, roles, strategy, _identity(paths, options)
-        )
+            experts, [m.weight for m in active], options, templates, [m.spec.role for m in active],
+            None if head is None else Routed(head), _identity(paths, options),
+        )  # fmt: skip
         return replace(loaded, load_s=time.perf_counter() - began)
     except BaseException:
         for expert in experts:

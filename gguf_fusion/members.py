@@ -74,7 +74,10 @@ def checked_weights(weights: Sequence[float], n: int) -> tuple[float, ...]:
 
 
 def with_router(members: Sequence[Member], head: Head, registry: Registry | None) -> list[Member]:
-    """The members, and the router's own expert where it is not one of them. Raises UsageError for missing experts."""
+    """The members, and the router's own expert where it is not one of them; that one keeps its file.
+
+    Raises UsageError for missing experts.
+    """
     names = [member.spec.name for member in members]
     missing = [name for name in head.experts if name not in names]
     if missing:
@@ -82,9 +85,10 @@ def with_router(members: Sequence[Member], head: Head, registry: Registry | None
             f"the router was trained for {', '.join(head.experts)}; {missing[0]} is not among the experts "
             f"({', '.join(names)})"
         )
-    if head.router in names:
-        return list(members)
-    return [*members, router_member(head.router, head.card.get("lora"), registry or Registry.load())]
+    read = list(members)
+    if head.router not in names:
+        read.append(router_member(head.router, head.card.get("lora"), registry or Registry.load()))
+    return [replace(one, spec=replace(one.spec, smaller=())) if one.spec.name == head.router else one for one in read]
 
 
 def router_member(name: str, lora: Mapping[str, Any] | None, registry: Registry) -> Member:

@@ -88,9 +88,11 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         '[experts.c]\nrole = "chat"\ndescription = "d"\nlicence = "MIT"\nlicence_url = "https://x.y"\n'
         'needs_acceptance = "say yes"\ntemplate = "t.jinja"\nn_ctx = 512\nn_gpu_layers = -1\nn_threads = 2\n'
         'type_k = "q8_0"\ntype_v = "f16"\nadd_end = [5, "<end>"]\nremove_end = ["</s>"]\n'
+        'smaller = [{ hub = "u/r", quant = "Q3_K_M" }, { path = "s.gguf" }]\n'
         '[[experts.c.sources]]\npath = "m.gguf"\n'
         '[ensembles.e]\nexperts = ["a", "c"]\nweights = [1, 0.5]\ndescription = "both"\nstrategy = "linear(static)"\n'
         'epsilon = 0.02\nbridge = "token"\nplain_chat = "p"\nsampling = { temperature = 0.7 }\n'
+        "smaller_quants = true\n"
     )
     registry = load(tmp_path, text)
     spec = registry.expert("c")
@@ -98,10 +100,12 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     assert (spec.add_end, spec.remove_end, spec.needs_acceptance) == ((5, "<end>"), ("</s>",), "say yes")
     assert spec.template == tmp_path / "t.jinja"
     assert spec.sources == (PathSource(tmp_path / "m.gguf"),)
+    assert spec.smaller == (HubSource("u/r", quant="Q3_K_M"), PathSource(tmp_path / "s.gguf"))
     ensemble = registry.ensemble("e")
     assert (ensemble.experts, ensemble.weights, ensemble.epsilon) == (("a", "c"), (1.0, 0.5), 0.02)
     assert (ensemble.strategy, ensemble.bridge, ensemble.plain_chat) == ("linear(static)", "token", "p")
     assert dict(ensemble.sampling) == {"temperature": 0.7}
+    assert ensemble.smaller_quants
 
 
 def test_experts_may_be_a_table_of_weights(tmp_path: Path) -> None:
@@ -211,6 +215,8 @@ def test_byte_order_mark_and_crlf_are_fine(tmp_path: Path) -> None:
         ("[experts.a]\nsources = [{ hub = 'u/a', sha256 = 'xyz' }]\n", ["64"]),
         ("[experts.a]\nsources = [{ hub = 'u/a', size = -5 }]\n", ["number of bytes"]),
         ("[experts.a]\nsources = [{ wheels = [{ package = 'p' }], sha256 = 's' }]\n", ["sha256"]),
+        ("[experts.a]\nref = 'u/a'\nsmaller = [{ hub = 'u/a', quantt = 'Q3' }]\n", ["'quant'"]),
+        ("[experts.a]\nref = 'u/a'\nsmaller = 'Q3_K_M'\n", ["list of tables"]),
         ("[experts.a]\nsources = []\n", ["mine.toml:2", "list of tables"]),
         ("experts = 3\n", ["mine.toml:1", "[experts.NAME]"]),
         ("[experts]\na = 3\n", ["mine.toml:2", "table"]),

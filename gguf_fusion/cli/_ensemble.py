@@ -65,6 +65,11 @@ _MACHINE_OPTIONS = (
         default=None,
         help="Where the card's memory turns out too small, load with fewer layers instead of failing.",
     ),
+    click.option(
+        "--smaller-quants/--no-smaller-quants",
+        default=None,
+        help="Where the experts do not fit, take smaller quants that the registry lists for them.",
+    ),
     click.option("--vram-margin", type=float, help="Share of a card's free memory to leave free.  [default: 0.05]"),
     click.option("--lanes", type=click.Choice(["auto", "serial", "lanes"]), default="auto", show_default=True),
     click.option(
@@ -131,6 +136,7 @@ def load_ensemble(given: Mapping[str, Any]) -> Ensemble:
         "type_v": given["type_v"],
         "rpc": workers_by_expert(given["rpc"]),
         "fewer_layers": given["fewer_layers"],
+        "smaller_quants": given["smaller_quants"],
         "vram_margin": given["vram_margin"],
         "lanes": given["lanes"],
         "router": given["router"],

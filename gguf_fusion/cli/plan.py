@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import click
 
-from gguf_fusion import hub
 from gguf_fusion.cli._ensemble import rpc_option, workers_by_expert
 from gguf_fusion.cli._output import human_size, print_json, print_line, print_table
 from gguf_fusion.cli._registry import registry_option
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
-from gguf_fusion.errors import NotCachedError, UsageError
-from gguf_fusion.gguf_info import read
+from gguf_fusion.errors import UsageError
 from gguf_fusion.load import Options, with_options
-from gguf_fusion.members import Member, members_from, members_of
+from gguf_fusion.members import members_from, members_of
 from gguf_fusion.placement import budget_now, pools_of, request_of
-from gguf_fusion.plan.memory import CACHE_BITS, UBATCH, Shape, guessed, shape_of, size_by_name
-from gguf_fusion.plan.planner import GPU_MARGIN, Placed, Plan, Request, plan
+from gguf_fusion.plan.memory import CACHE_BITS, UBATCH
+from gguf_fusion.plan.planner import GPU_MARGIN, Placed, Plan, Request
+from gguf_fusion.smaller import path_of, plan_with_smaller, shape_before_pull, sources_taken
 
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*\Z", re.IGNORECASE)
@@ -56,6 +54,11 @@ _BAR = 40
 @click.option(
     "--allow-short-context", is_flag=True, help="A shorter context may be planned where this one does not fit."
 )
+@click.option(
+    "--allow-smaller-quants",
+    is_flag=True,
+    help="Smaller quants that the registry lists may be planned where the usual ones do not fit.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @registry_option
 def plan_command(
@@ -74,6 +77,7 @@ def plan_command(
     threads: int | None,
     allow_kv_quant: bool,
     allow_short_context: bool,
+    allow_smaller_quants: bool,
     as_json: bool,
 ) -> None:
     """Plan where the experts of ENSEMBLE lie, from the headers of their files.
@@ -84,8 +88,8 @@ def plan_command(
     options = Options(n_ctx=n_ctx, n_gpu_layers=n_gpu_layers, type_k=type_k, type_v=type_v, rpc=workers_by_expert(rpc))
     members = with_options([member for member in members if member.weight > 0.0], options)
     specs = [member.spec for member in members]
-    paths = {member.spec.name: path for member in members if (path := _path(member, registry)) is not None}
-    shapes = [_shape(member, paths.get(member.spec.name)) for member in members]
+    paths = {member.spec.name: path for member in members if (path := path_of(member, registry)) is not None}
+    shapes = [shape_before_pull(spec, paths.get(spec.name)) for spec in specs]
     pools = pools_of(specs)
     cards = tuple(size for text in vram if (size := size_in_bytes("--vram", text))) if vram else None
     budget = budget_now(
@@ -97,11 +101,12 @@ def plan_command(
     )  # fmt: skip
     if n_gpu_layers and not budget.vram and not pools:
         raise UsageError("layers on a card were asked for (-ngl), but there is none; give its memory with --vram")
-    made = plan(shapes, budget, request)
+    made = plan_with_smaller(members, shapes, budget, request, allowed=allow_smaller_quants)
+    taken = {name: str(source) for name, source in sources_taken(members, shapes, made).items()}
     if as_json:
-        print_json(_as_json(made, shapes))
+        print_json({**_as_json(made), "smaller_quants": taken})
     else:
-        _print(made)
+        _print(made, taken)
     if not made.fits:
         raise SystemExit(1)
 
@@ -114,23 +119,7 @@ def size_in_bytes(option: str, text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
-def _path(member: Member, registry: Registry) -> Path | None:
-    try:
-        return hub.locate(member.ref, registry)
-    except NotCachedError:
-        return None
-
-
-def _shape(member: Member, path: Path | None) -> Shape:
-    """From the header of the file; guessed from its size or name where it is not on this machine yet."""
-    name = member.spec.name
-    if path is not None:
-        return shape_of(name, read(path))
-    size = next((source.size_bytes for source in member.spec.sources if source.size_bytes), None)
-    return guessed(name, size or size_by_name(" ".join((name, *map(str, member.spec.sources)))))
-
-
-def _as_json(made: Plan, shapes: Sequence[Shape]) -> dict[str, object]:
+def _as_json(made: Plan) -> dict[str, object]:
     threads = max(1, made.budget.cores)
     return {
         "fits": made.fits,
@@ -145,7 +134,7 @@ def _as_json(made: Plan, shapes: Sequence[Shape]) -> dict[str, object]:
                 "n_batch": 512, "n_ubatch": UBATCH, "threads": threads, "layer_bytes": list(shape.layer_bytes),
                 "other_bytes": shape.other_bytes,
             }
-            for one, shape in zip(made.experts, shapes, strict=True)
+            for one, shape in zip(made.experts, made.shapes, strict=True)
         },
         "total": {
             "vram_bytes": made.vram_bytes, "ram_bytes": made.ram_bytes,
@@ -163,7 +152,7 @@ def _as_json(made: Plan, shapes: Sequence[Shape]) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _print(made: Plan) -> None:
+def _print(made: Plan, taken: Mapping[str, str]) -> None:
     rows = [
         (
             one.name + (" (guessed from its size)" if one.estimated else ""),
@@ -190,6 +179,8 @@ def _print(made: Plan) -> None:
     print_line(
         f"context {request.n_ctx} tokens, cache {cache}, about {1e3 * made.step_s:.0f} ms per step of all ({how})"
     )
+    for name, source in taken.items():
+        print_line(f"a smaller quant of {name}: {source}")
     if not made.fits:
         print_line("it does not fit:")
         for remedy in made.remedies:

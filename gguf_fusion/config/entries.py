@@ -80,6 +80,7 @@ EXPERT_KEYS = [
     "add_end",
     "remove_end",
     "lora",
+    "smaller",
 ]
 ENSEMBLE_KEYS = [
     "experts",
@@ -91,6 +92,7 @@ ENSEMBLE_KEYS = [
     "plain_chat",
     "sampling",
     "fewer_layers",
+    "smaller_quants",
     "vram_margin",
 ]
 _SOURCE_KEYS = ["hub", "file", "quant", "revision", "wheels", "url", "path", "sha256", "size"]
@@ -106,10 +108,7 @@ def expert_spec(name: str, entry: Entry) -> ExpertSpec:
     if "ref" in entry:
         sources: tuple[Source, ...] = (_ref_source(entry["ref"]),)
     else:
-        listed = entry["sources"]
-        if not isinstance(listed.value, list) or not listed.value:
-            listed.fail("expected a list of tables, each with one of hub, wheels, url, path")
-        sources = tuple(_source(Located(item, listed.where, listed.folder)) for item in listed.value)
+        sources = _sources(entry["sources"])
     template: str | Path | None = _text(entry, "template", None)
     if template is not None and template != "none":
         template = _path(entry["template"])
@@ -131,6 +130,7 @@ def expert_spec(name: str, entry: Entry) -> ExpertSpec:
         add_end=_ends(entry, "add_end"),
         remove_end=_ends(entry, "remove_end"),
         lora=_path(entry["lora"]) if "lora" in entry else None,
+        smaller=_sources(entry["smaller"]) if "smaller" in entry else (),
     )
 
 
@@ -168,6 +168,7 @@ def ensemble_spec(name: str, entry: Entry, experts: Mapping[str, ExpertSpec]) ->
         plain_chat=_text(entry, "plain_chat", None),
         sampling=_sampling(entry),
         fewer_layers=_flag(entry, "fewer_layers"),
+        smaller_quants=_flag(entry, "smaller_quants"),
         vram_margin=_fraction(entry, "vram_margin"),
     )
 
@@ -183,6 +184,12 @@ def _weights(at: Located, values: Any, n_experts: int) -> tuple[float, ...]:
     if sum(weights) <= 0:
         at.fail("the weights sum to zero; at least one must be positive")
     return weights
+
+
+def _sources(listed: Located) -> tuple[Source, ...]:
+    if not isinstance(listed.value, list) or not listed.value:
+        listed.fail("expected a list of tables, each with one of hub, wheels, url, path")
+    return tuple(_source(Located(item, listed.where, listed.folder)) for item in listed.value)
 
 
 def _source(at: Located) -> Source:

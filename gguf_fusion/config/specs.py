@@ -86,6 +86,7 @@ class ExpertSpec:
     ``template``: None = the one inside the GGUF, "none" = the model is never prompted by a template, else a file.
     ``add_end``/``remove_end``: token ids or pieces that are (not) to count as the end of a reply.
     ``lora``: a LoRA adapter for this model, a GGUF file.
+    ``smaller``: smaller quants of the same model, largest first, for machines that the usual one does not fit.
     ``n_gpu_layers``: 0 = processor only, -1 = all, None = as many as fit, chosen for all experts together.
     ``rpc``: workers (``host:port``) on other machines that the layers go to instead of cards of this one.
     ``type_k``/``type_v``: cache types such as "q8_0"; None = f16.
@@ -108,6 +109,7 @@ class ExpertSpec:
     add_end: tuple[int | str, ...] = ()
     remove_end: tuple[int | str, ...] = ()
     lora: Path | None = None
+    smaller: tuple[Source, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,7 @@ class EnsembleSpec:
     """Experts that speak together. ``weights`` are positive or zero and as many as ``experts``; not normalised.
 
     ``fewer_layers``: where a card has become too small, load with fewer layers instead of failing.
+    ``smaller_quants``: where the experts do not fit, take smaller quants that the registry lists for them.
     ``vram_margin``: share of a card's free memory that plans leave free.
     """
 
@@ -127,5 +130,6 @@ class EnsembleSpec:
     bridge: str = "byte"
     plain_chat: str | None = None
     fewer_layers: bool = False
+    smaller_quants: bool = False
     vram_margin: float | None = None
     sampling: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))

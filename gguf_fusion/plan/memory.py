@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gguf_fusion.gguf_info import ModelInfo
 
@@ -165,6 +165,32 @@ def guessed(name: str, size_bytes: int) -> Shape:
         n_head=max(8, n_embd // 128),
         estimated=True,
     )
+
+
+def scaled(shape: Shape, size_bytes: int) -> Shape:
+    """The shape of another quant of the same model, by the size of its file: every tensor shrinks alike."""
+    ratio = size_bytes / shape.weights
+    return replace(
+        shape,
+        layer_bytes=tuple(int(ratio * layer) for layer in shape.layer_bytes),
+        other_bytes=int(ratio * shape.other_bytes),
+        output_bytes=int(ratio * shape.output_bytes),
+        estimated=True,
+    )
+
+
+def bits_per_weight(text: str) -> float | None:
+    """Bits per weight by the quant that is named in a file's name or a reference; None where none is."""
+    found = [name for name in _BITS if re.search(rf"(?<![A-Za-z0-9]){name}(?![A-Za-z0-9_])", text, re.IGNORECASE)]
+    return _BITS[found[-1]] if found else None
+
+
+_BITS = {
+    "Q2_K": 3.16, "Q3_K_S": 3.64, "Q3_K_M": 4.0, "Q3_K_L": 4.3, "IQ3_M": 3.77, "IQ4_XS": 4.46, "IQ4_NL": 4.68,
+    "Q4_0": 4.66, "Q4_1": 5.12, "Q4_K_S": 4.67, "Q4_K_M": 4.89, "Q5_0": 5.57, "Q5_1": 6.04, "Q5_K_S": 5.57,
+    "Q5_K_M": 5.7, "Q6_K": 6.56, "Q8_0": 8.5, "F16": 16.0, "BF16": 16.0,
+}  # fmt: skip
+"""Of a whole file, tables included, for a model of 8 billion weights (llama.cpp, tools/quantize/README.md)."""
 
 
 def size_by_name(text: str) -> int:

@@ -127,6 +127,10 @@ class Plan:
     budget: Budget
     step_s: float
     remedies: tuple[str, ...] = ()
+    shapes: tuple[Shape, ...] = ()
+    """What was placed, in the order of ``experts``."""
+    smaller: Mapping[str, int] = field(default_factory=dict)
+    """Experts that were planned with a smaller quant -> which of those that were offered, counted from 0."""
 
     @property
     def vram_bytes(self) -> int:
@@ -208,14 +212,43 @@ def _excess(experts: Sequence[Placed], budget: Budget) -> tuple[int, int]:
     return over, max(0, sum(one.ram_bytes for one in experts) + MARGIN_RAM - budget.ram)
 
 
-def plan(shapes: Sequence[Shape], budget: Budget, request: Request) -> Plan:
+def plan(
+    shapes: Sequence[Shape], budget: Budget, request: Request, smaller: Mapping[str, Sequence[Shape]] | None = None
+) -> Plan:
     """The fastest placement that fits; where none does, the nearest one with what to change.
 
+    ``smaller``: by expert, smaller quants that may be taken where the usual ones do not fit; then as many bytes of
+    weights are kept as possible. What is given up, in this order: bits of the cache, bits of the weights, context.
     Deterministic, and independent of the order of the experts.
     """
-    tried = [_best(shapes, budget, candidate) for candidate in _requests(request)]
-    chosen = next((one for one in tried if one.fits), tried[0])
-    return chosen if chosen.fits else replace(chosen, remedies=_remedies(shapes, budget, chosen))
+    requests, offered = _requests(request), _quants(shapes, smaller or {})
+    whole = [candidate for candidate in requests if candidate.n_ctx == request.n_ctx]
+    attempts = itertools.chain(
+        ((candidate, {}) for candidate in whole),
+        ((whole[-1], quants) for quants in offered),
+        ((candidate, quants) for candidate in requests[len(whole) :] for quants in ({}, *offered)),
+    )
+    first: Plan | None = None
+    for candidate, quants in attempts:
+        taken = [shape if shape.name not in quants else (smaller or {})[shape.name][quants[shape.name]]
+                 for shape in shapes]  # fmt: skip
+        made = replace(_best(taken, budget, candidate), smaller=quants)
+        if made.fits:
+            return made
+        first = first or made
+    assert first is not None
+    return replace(first, remedies=_remedies(shapes, budget, first))
+
+
+def _quants(shapes: Sequence[Shape], smaller: Mapping[str, Sequence[Shape]]) -> list[dict[str, int]]:
+    """All ways to take smaller quants of some experts, most bytes of weights first."""
+    ordered = sorted(shapes, key=lambda shape: shape.name)
+    choices = [[shape, *smaller.get(shape.name, ())] for shape in ordered]
+    found = []
+    for picked in itertools.product(*(range(len(options)) for options in choices)):
+        size = sum(options[i].weights for options, i in zip(choices, picked, strict=True))
+        found.append((-size, {shape.name: i - 1 for shape, i in zip(ordered, picked, strict=True) if i}))
+    return [quants for _, quants in sorted(found, key=lambda one: (one[0], sorted(one[1].items()))) if quants]
 
 
 def _requests(request: Request) -> list[Request]:
@@ -240,7 +273,8 @@ def _best(shapes: Sequence[Shape], budget: Budget, request: Request) -> Plan:
         counts = _climbed(options, budget)
     by_name = {shape.name: place(shape, n, request) for shape, n in zip(ordered, counts, strict=True)}
     experts = tuple(by_name[shape.name] for shape in shapes)
-    return Plan(_excess(experts, budget) == (0, 0), experts, request, budget, step_seconds(experts))
+    fits = _excess(experts, budget) == (0, 0)
+    return Plan(fits, experts, request, budget, step_seconds(experts), shapes=tuple(shapes))
 
 
 def _options(shape: Shape, budget: Budget, request: Request) -> list[Placed]:

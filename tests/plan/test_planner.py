@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from gguf_fusion.plan.memory import CACHE_BITS, Shape, cells, guessed, size_by_name
+from gguf_fusion.plan.memory import CACHE_BITS, Shape, bits_per_weight, cells, guessed, scaled, size_by_name
 from gguf_fusion.plan.planner import GPU_MARGIN, MARGIN_RAM, Budget, Request, place, plan, step_seconds
 
 
@@ -122,6 +122,53 @@ def test_what_may_be_given_up_is_given_up_in_order():
     assert shorter.request.n_ctx < 16384
 
 
+@pytest.fixture(scope="module")
+def quants():
+    """Two experts with smaller quants: ``(usual, smaller, bytes that the usual ones need in RAM)``."""
+    usual = [shape("a", 4, 100 << 20, kv=2048), shape("b", 4, 200 << 20, kv=2048)]
+    smaller = {"a": [scaled(usual[0], 300 << 20), scaled(usual[0], 200 << 20)], "b": [scaled(usual[1], 500 << 20)]}
+    whole = plan(usual, Budget((), 64 << 30), Request(n_ctx=8192))
+    return usual, smaller, sum(one.ram_bytes for one in whole.experts) + MARGIN_RAM
+
+
+@pytest.mark.parametrize(
+    ("missing_mb", "taken", "weights_mb"),
+    [(0, {}, 1200), (90, {"a": 0}, 1100), (150, {"a": 1}, 1000), (280, {"b": 0}, 900), (390, {"a": 0, "b": 0}, 800),
+     (490, {"a": 1, "b": 0}, 700)],
+)  # fmt: skip
+def test_smaller_quants_keep_as_many_bytes_as_fit(quants, missing_mb, taken, weights_mb):
+    """Usual quants where they fit; else the combination with most bytes of weights, for any order of experts."""
+    usual, smaller, need = quants
+    for order in (usual, usual[::-1]):
+        made = plan(order, Budget((), need - (missing_mb << 20)), Request(n_ctx=8192), smaller)
+        assert (made.fits, dict(made.smaller)) == (True, taken)
+        assert sum(one.weights for one in made.shapes) == weights_mb << 20
+        assert [one.name for one in made.shapes] == [one.name for one in made.experts] == [one.name for one in order]
+
+
+def test_a_quant_is_given_up_after_bits_of_the_cache_and_before_context(quants):
+    """The cache is quantized first, then smaller quants are taken, then the context is shortened."""
+    usual, smaller, need = quants
+    request = Request(n_ctx=8192, allow_kv_quant=True, allow_short_ctx=True)
+    found = []
+    for missing_mb in (50, 300, 900):
+        made = plan(usual, Budget((), need - (missing_mb << 20)), request, smaller)
+        assert made.fits
+        found.append((made.request.type_k, bool(made.smaller), made.request.n_ctx))
+    assert found[0] == ("q8_0", False, 8192)
+    assert found[1][1:] == (True, 8192)
+    assert found[2][1:] == (True, found[2][2])
+    assert found[2][2] < 8192
+
+
+def test_nothing_fits_with_the_smallest_quants(quants):
+    """Where even those are too large the plan is that of the usual ones, with remedies."""
+    usual, smaller, _ = quants
+    made = plan(usual, Budget((), 600 << 20), Request(n_ctx=8192), smaller)
+    assert (made.fits, dict(made.smaller)) == (False, {})
+    assert made.remedies
+
+
 def test_layers_that_are_fixed_stay():
     """Layers that the user fixed are kept even where they do not fit, and that is said."""
     made = plan([shape("e", 4, 1 << 30)], Budget((1 << 30,), 32 << 30), Request(layers={"e": -1}))
@@ -146,3 +193,20 @@ def test_sizes_by_name():
     assert size_by_name("deepseek-r1-distill-qwen-1.5b") == int(1.5e9 * 0.6)
     assert size_by_name("llama-3.1-8b-instruct") == int(8e9 * 0.6)
     assert size_by_name("phi-4-mini") == int(4e9 * 0.6)
+
+
+def test_quants_have_bits():
+    """The quant in a reference gives bits per weight, the longer name before the shorter; no quant, none."""
+    assert bits_per_weight("u/model-GGUF:Q4_K_M") == bits_per_weight("model-q4_k_m.gguf")
+    assert bits_per_weight("a-Q2_K.gguf") < bits_per_weight("a-Q3_K_S.gguf") < bits_per_weight("a-Q3_K_M.gguf")
+    assert bits_per_weight("u/model-GGUF") is None
+
+
+def test_another_quant_keeps_the_shape():
+    """Tensors shrink alike; layers and cache stay as they are."""
+    one = shape("e", 3, 1000, 500)
+    half = scaled(one, one.weights // 2)
+    assert half.layer_bytes == (500, 500, 500)
+    assert half.weights == one.weights // 2
+    assert half.kv(300) == one.kv(300)
+    assert half.estimated

@@ -30,8 +30,8 @@ from gguf_fusion.evaluate.scorer import Scorer, Settings
 from gguf_fusion.evaluate.statistics import bootstrap_gain
 from gguf_fusion.evaluate.trace import Trace
 from gguf_fusion.expressions import DEFAULT
-from gguf_fusion.load import Options
 from gguf_fusion.members import members_of
+from gguf_fusion.options import Options
 
 UNTUNED = (
     DEFAULT, "average", "bayes", "sqrt-product", "linear(w=evidence(eta=0.1, gamma=0.99))",

@@ -27,8 +27,8 @@ from gguf_fusion.evaluate.score import Document, DocumentScore, score_trace
 from gguf_fusion.evaluate.scorer import Scorer, Settings
 from gguf_fusion.evaluate.statistics import bootstrap_gain, sign_flip
 from gguf_fusion.expressions import DEFAULT, parse
-from gguf_fusion.load import Options
 from gguf_fusion.members import members_of
+from gguf_fusion.options import Options
 
 DISCOVERED = (
     'formula(linear(0.6291*temper(1.072, geometric(eta=0.1, gamma=0.99, 0.03917*"smollm2-135m-instruct", '

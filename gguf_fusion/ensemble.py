@@ -23,8 +23,9 @@ from gguf_fusion.errors import ClosedError, UsageError
 from gguf_fusion.experts.base import Expert
 from gguf_fusion.expressions import parse
 from gguf_fusion.lanes import ThreadedExpert
-from gguf_fusion.load import Loaded, LoadKeywords, assemble, load, load_options
+from gguf_fusion.load import Loaded, assemble, load
 from gguf_fusion.members import checked_weights, members_from, members_of
+from gguf_fusion.options import LoadKeywords, load_options
 from gguf_fusion.pieces import PieceView
 from gguf_fusion.records import Step, Timings, Usage
 from gguf_fusion.reply import Reply, ReplyState, Steps

@@ -24,8 +24,9 @@ from gguf_fusion.errors import (
 )
 from gguf_fusion.experts.llama import LlamaExpert
 from gguf_fusion.experts.table import TableExpert
-from gguf_fusion.load import Options, assemble, load_options
+from gguf_fusion.load import assemble
 from gguf_fusion.members import members_from, members_of
+from gguf_fusion.options import Options, load_options
 from gguf_fusion.testing import byte_vocabulary, nested_vocabulary
 from gguf_fusion.vocabulary import Kind, Vocabulary
 

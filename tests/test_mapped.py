@@ -8,8 +8,9 @@ import pytest
 
 from gguf_fusion import gguf_info, hub, mapped
 from gguf_fusion.config import Registry
-from gguf_fusion.load import Options, load_expert
+from gguf_fusion.load import load_expert
 from gguf_fusion.members import members_from
+from gguf_fusion.options import Options
 
 SMAPS = Path("/proc/self/smaps")
 LINUX = SMAPS.exists()

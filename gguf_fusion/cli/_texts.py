@@ -14,8 +14,9 @@ from gguf_fusion.cli.evaluate import _Clock
 from gguf_fusion.evaluate.score import Document
 from gguf_fusion.evaluate.scorer import Scorer, Settings
 from gguf_fusion.hub.digests import model_digest
-from gguf_fusion.load import Options, load_expert
+from gguf_fusion.load import load_expert
 from gguf_fusion.members import Member
+from gguf_fusion.options import Options
 
 if TYPE_CHECKING:
     from gguf_fusion.discover.corpus import Corpus

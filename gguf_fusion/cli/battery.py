@@ -20,8 +20,8 @@ from gguf_fusion.errors import UsageError
 from gguf_fusion.evaluate.scorer import Scorer, Settings
 from gguf_fusion.expressions import DEFAULT, parse
 from gguf_fusion.hub.digests import model_digest
-from gguf_fusion.load import Options
 from gguf_fusion.members import members_of
+from gguf_fusion.options import Options
 
 
 @click.command()

@@ -22,7 +22,7 @@ from gguf_fusion.errors import UsageError
 from gguf_fusion.evaluate.score import Document
 from gguf_fusion.evaluate.scorer import Scorer, Settings
 from gguf_fusion.evaluate.trace import Trace
-from gguf_fusion.load import Options
+from gguf_fusion.options import Options
 
 _TIERS = {"1": (1,), "2": (1, 2), "3": (3,), "all": (1, 2, 3)}
 

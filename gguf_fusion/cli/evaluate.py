@@ -28,8 +28,8 @@ from gguf_fusion.evaluate.split import split, together
 from gguf_fusion.evaluate.windows import CONTEXT, SIZE
 from gguf_fusion.expressions import DEFAULT as DEFAULT_STRATEGY
 from gguf_fusion.expressions import parse
-from gguf_fusion.load import Options
 from gguf_fusion.members import Member, members_from, members_of
+from gguf_fusion.options import Options
 
 
 @click.command()

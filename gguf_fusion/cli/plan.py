@@ -13,8 +13,9 @@ from gguf_fusion.cli._output import human_size, print_json, print_line, print_ta
 from gguf_fusion.cli._registry import registry_option
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
 from gguf_fusion.errors import UsageError
-from gguf_fusion.load import Options, with_options
+from gguf_fusion.load import with_options
 from gguf_fusion.members import members_from, members_of
+from gguf_fusion.options import Options
 from gguf_fusion.placement import budget_now, pools_of, request_of
 from gguf_fusion.plan.memory import CACHE_BITS, UBATCH
 from gguf_fusion.plan.planner import GPU_MARGIN, Placed, Plan, Request

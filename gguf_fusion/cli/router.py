@@ -22,8 +22,8 @@ from gguf_fusion.errors import UsageError
 from gguf_fusion.evaluate.score import Document
 from gguf_fusion.hub.digests import model_digest
 from gguf_fusion.hub.store import sha256_of
-from gguf_fusion.load import LoadKeywords
 from gguf_fusion.members import members_from, router_member, with_router
+from gguf_fusion.options import LoadKeywords
 
 
 @click.group()

@@ -23,8 +23,9 @@ from gguf_fusion.evaluate.windows import CONTEXT, SIZE, check_sizes
 from gguf_fusion.hub.digests import model_digest
 from gguf_fusion.hub.store import sha256_of
 from gguf_fusion.lanes import Lanes, ThreadedExpert, choose
-from gguf_fusion.load import Options, load_expert
+from gguf_fusion.load import load_expert
 from gguf_fusion.members import Member
+from gguf_fusion.options import Options
 
 MAX_ROWS = 32
 """Rows per batch of a known text; the outputs of Gemma's vocabulary take 34 MB then."""

@@ -13,9 +13,10 @@ from gguf_fusion.ensemble import Ensemble
 from gguf_fusion.errors import UsageError
 from gguf_fusion.experts import native_devices
 from gguf_fusion.gguf_info import read
-from gguf_fusion.load import Options, load, load_expert
+from gguf_fusion.load import load, load_expert
 from gguf_fusion.measure.speed import Case, Peak, Row, cases, ensemble_row, expert_rows
 from gguf_fusion.members import Member, members_from, members_of
+from gguf_fusion.options import Options
 
 _SPARE = 72
 """Tokens of context beside those generated: the prompt of the fused test."""

@@ -15,10 +15,11 @@ from gguf_fusion.experts.llama import LlamaExpert
 from gguf_fusion.gguf_info import read
 from gguf_fusion.hub.digests import model_digest, read_json, write_json
 from gguf_fusion.hub.store import cache_dir
-from gguf_fusion.load import Options, load_expert
+from gguf_fusion.load import load_expert
 from gguf_fusion.measure import child
 from gguf_fusion.measure.making import made
 from gguf_fusion.measure.quality import compare, pareto, tokens_of
+from gguf_fusion.options import Options
 
 _VERSION = 3
 

@@ -20,11 +20,11 @@ from gguf_fusion.experts import native
 from gguf_fusion.experts.native_vocabulary import read_vocabulary
 from gguf_fusion.expressions import DEFAULT, parse
 from gguf_fusion.gguf_info import read
-from gguf_fusion.load import Options
 from gguf_fusion.measure.combinations import Chosen, Laws, choose
 from gguf_fusion.measure.ladder import Ladder, Plan, Tell, ladder
 from gguf_fusion.measure.making import check_levels, made, needs_leave
 from gguf_fusion.members import Member, members_from, members_of
+from gguf_fusion.options import Options
 from gguf_fusion.weights import LOWEST
 
 LEVELS = ("Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0")

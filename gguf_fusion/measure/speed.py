@@ -23,7 +23,8 @@ from gguf_fusion.experts import native_devices
 from gguf_fusion.experts.llama import LlamaExpert
 from gguf_fusion.experts.settings import Settings
 from gguf_fusion.gguf_info import ModelInfo, read
-from gguf_fusion.load import Options, load_expert
+from gguf_fusion.load import load_expert
+from gguf_fusion.options import Options
 from gguf_fusion.records import END
 
 TEXT = (

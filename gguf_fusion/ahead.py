@@ -214,6 +214,13 @@ class AheadExpert:
             self._rows[longer[: len(path) + i].tobytes()] = rows[i].copy()
         return rows[:1]
 
+    def bring_back(self, path: I32) -> int:
+        """See ``experts.base.Expert.bring_back``."""
+        self._rows.clear()
+        n = self.inside.bring_back(path)
+        self._resident = path[:n].copy()
+        return n
+
     def forget(self) -> None:
         """See ``experts.base.Expert.forget``."""
         self._rows.clear()

@@ -143,6 +143,7 @@ class Engine:
                 return
             if self.space.vocabulary is not None:
                 prompt = closed(predictor.expert, prompt)
+            predictor.expert.bring_back(prompt.ids)
             read = recall.read(prompt, _OBSERVED_BYTES, report)
             tail = predictor.start(replace(prompt, observed=np.zeros(len(prompt.ids), np.bool_)), report)
             observed[i] = np.concatenate([read, tail])[-_OBSERVED_BYTES:]
@@ -153,7 +154,7 @@ class Engine:
             predictor.restore(state)
             if fresh:
                 predictor.expert.forget()
-                recall.forget()
+                recall.leave()
         self._lanes.run({name: partial(work, i) for i, name in enumerate(self.names)})
         self._begin(time.perf_counter() - began)
         self._fuser.hint(hint, task)

@@ -24,6 +24,7 @@ import numpy as np
 from gguf_fusion.devices import usable_cores
 from gguf_fusion.errors import ClosedError, UsageError
 from gguf_fusion.experts.base import Expert
+from gguf_fusion.experts.prompt_cache import PromptCache
 from gguf_fusion.hub.digests import read_json, write_json
 from gguf_fusion.hub.store import cache_dir
 
@@ -42,7 +43,10 @@ Job = Callable[[], None]
 
 
 class ThreadedExpert(Expert, Protocol):
-    """An expert whose number of threads can be changed between calls."""
+    """An expert whose number of threads can be changed between calls, and which keeps texts while it reads others."""
+
+    prompt_cache: PromptCache | None
+    """Where it keeps them; None = only the last one stays."""
 
     def set_threads(self, n: int) -> None:
         """Use ``n`` threads from the next call on."""

@@ -28,6 +28,7 @@ from gguf_fusion.engine import Engine, SymbolSpace
 from gguf_fusion.errors import ConfigError, LoadError, ModelFileError, UsageError
 from gguf_fusion.experts.base import Expert
 from gguf_fusion.experts.llama import LlamaExpert
+from gguf_fusion.experts.prompt_cache import PromptCache
 from gguf_fusion.experts.table import TableExpert
 from gguf_fusion.expressions import DEFAULT as DEFAULT_STRATEGY
 from gguf_fusion.expressions import parse
@@ -263,6 +264,9 @@ def assemble(
     shares = chosen[active] / chosen[active].sum()
     engine = Engine(predictors, strategy, shares, lanes, space=space, roles=mine, draft=draft)
     engine.lazy, engine.prefetch = options.lazy, options.prefetch
+    cache = PromptCache(options.prompt_cache) if options.prompt_cache else None
+    for expert in taking_part:
+        expert.prompt_cache = cache
     return Loaded(
         experts=tuple(experts),
         engine=engine,

@@ -27,6 +27,7 @@ class Options:
     router   : a trained router (``gguf-fusion router train``); it takes the place of a strategy
     calibrate: whether speeds, ``auto`` lanes and batches may be measured at the first load of these files
     rpc      : workers (``host:port``) that hold the layers, by expert; under "" those of all others
+    prompt_cache : bytes of earlier texts that are kept in RAM, so that a conversation goes on where it was; 0 = none
     fewer_layers : load with fewer layers on a card where there is less memory than planned, or loading fails
     smaller_quants : where the experts do not fit, take smaller quants that the registry lists for them
     vram_margin  : share of a card's free memory that is left free
@@ -43,6 +44,7 @@ class Options:
     type_k: str | None = None
     type_v: str | None = None
     rpc: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    prompt_cache: int = 0
     fewer_layers: bool | None = None
     smaller_quants: bool | None = None
     vram_margin: float | None = None
@@ -61,6 +63,8 @@ class Options:
             raise UsageError(f"prefetch: expected {', '.join(LEVELS)}, got {self.prefetch!r}{hint}")
         if self.epsilon is not None and not 0.0 <= self.epsilon < 1.0:
             raise UsageError(f"epsilon: expected a number from 0 up to (not including) 1, got {self.epsilon}")
+        if self.prompt_cache < 0:
+            raise UsageError(f"prompt_cache: expected a number of bytes, 0 for none, got {self.prompt_cache}")
         if self.vram_margin is not None and not 0.0 <= self.vram_margin < 1.0:
             raise UsageError(f"vram_margin: expected a share from 0 up to (not including) 1, got {self.vram_margin}")
         if self.space not in SPACES:
@@ -82,6 +86,8 @@ class LoadKeywords(TypedDict, total=False):
     type_v: str | None
     rpc: Mapping[str, Sequence[str]]
     """Workers (``host:port``) by expert; "" = all others."""
+    prompt_cache: int
+    """Bytes of earlier texts that are kept, for requests with ``reuse``."""
     fewer_layers: bool | None
     smaller_quants: bool | None
     vram_margin: float | None

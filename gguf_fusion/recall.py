@@ -1,4 +1,4 @@
-"""What an expert has read already, so that a prompt that begins like the last text costs only what is new.
+"""What an expert has read already, so that a prompt that begins like an earlier text costs only what is new.
 
 The weights ask how well each expert foresaw the last bytes of a prompt. Of tokens that were read before, and of bytes
 that were generated, that is known: only tokens that are new are asked for their rows. So the next turn of a
@@ -7,29 +7,44 @@ conversation decodes its new tokens, and its evidence is what it would be after 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 
 from gguf_fusion.arrays import F64, I32, Bool
 from gguf_fusion.cover.base import Prompt
 from gguf_fusion.cover.prefill import token_logprob
 from gguf_fusion.experts.base import Expert, Progress
+from gguf_fusion.experts.prompt_cache import n_shared
 from gguf_fusion.vocabulary import Kind
+
+_TEXTS = 16
+"""Texts that are remembered: conversations that a server may lead in turn."""
+
+
+@dataclass(slots=True)
+class _Text:
+    """A prompt in tokens, what followed in bytes, and ln p of both."""
+
+    ids: I32
+    logs: F64
+    """float64[n_ids]: ln p of each token of the prompt, NaN where it was not asked for."""
+    bytes: bytearray = field(default_factory=bytearray)
+    byte_logs: list[float] = field(default_factory=list)
 
 
 class Recall:
-    """The last text of one expert: its prompt in tokens, what followed in bytes, and ln p of both."""
+    """The last texts of one expert."""
 
     def __init__(self, expert: Expert) -> None:
         self._expert = expert
-        self.forget()
+        self._texts: list[_Text] = []
+        """The one that is being written last."""
+        self._writing = False
 
-    def forget(self) -> None:
-        """Know nothing."""
-        self._ids: I32 = np.zeros(0, np.int32)
-        self._logs: F64 = np.zeros(0)
-        """float64[n_ids]: ln p of each token of the prompt, NaN where it was not asked for."""
-        self._bytes = bytearray()
-        self._byte_logs: list[float] = []
+    def leave(self) -> None:
+        """The next bytes belong to a text that is not remembered."""
+        self._writing = False
 
     def read(self, prompt: Prompt, n_bytes: int, progress: Progress | None = None) -> F64:
         """Evaluate what is new of a prompt's ids; returns float64[n], ln p of its last ``n_bytes`` observed bytes.
@@ -41,34 +56,34 @@ class Recall:
         lengths = (starts[ids + 1] - starts[ids]) * prompt.observed
         after = np.cumsum(lengths[::-1])[::-1] - lengths
         logs = np.full(len(ids), np.nan)
-        known = self._known(ids)
+        known = max((self._known(text, ids) for text in self._texts), key=len, default=logs[:0])
         logs[: len(known)] = known
         wanted = (lengths > 0) & (after < n_bytes)
         wanted[:1] = False  # nothing precedes the first token
         self._ask(ids, logs, wanted, progress)
-        self._ids, self._logs = ids.copy(), logs
-        self._bytes, self._byte_logs = bytearray(), []
+        self._texts = [*self._texts[1 - _TEXTS :], _Text(ids.copy(), logs)]
+        self._writing = True
         chosen = np.flatnonzero(wanted)
         return np.repeat(logs[chosen] / lengths[chosen], lengths[chosen])[-n_bytes:]
 
     def add(self, data: bytes, logprob: float) -> None:
         """Bytes that follow, ``logprob`` (nats) for all of them together."""
-        self._bytes += data
-        self._byte_logs += [logprob / max(1, len(data))] * len(data)
+        if self._writing:
+            self._texts[-1].bytes += data
+            self._texts[-1].byte_logs += [logprob / max(1, len(data))] * len(data)
 
-    def _known(self, ids: I32) -> F64:
+    def _known(self, text: _Text, ids: I32) -> F64:
         """float64[k]: ln p of the first ``k`` ids, those that were read before or whose bytes were generated."""
-        n = min(len(ids), len(self._ids))
-        different = np.flatnonzero(ids[:n] != self._ids[:n])
-        if len(different) or n < len(self._ids):
-            return self._logs[: int(different[0]) if len(different) else n]
-        logs, at = self._logs.tolist(), 0
+        shared = n_shared(ids, text.ids)
+        if shared < len(text.ids):
+            return text.logs[:shared]
+        n, logs, at = shared, text.logs.tolist(), 0
         vocabulary = self._expert.vocabulary
         for token in ids[n:].tolist():
             piece = vocabulary.piece(token)
-            if vocabulary.kinds[token] != Kind.TEXT or self._bytes[at : at + len(piece)] != piece:
+            if vocabulary.kinds[token] != Kind.TEXT or text.bytes[at : at + len(piece)] != piece:
                 break
-            logs.append(sum(self._byte_logs[at : at + len(piece)]))
+            logs.append(sum(text.byte_logs[at : at + len(piece)]))
             at += len(piece)
         return np.array(logs)
 

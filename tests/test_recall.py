@@ -45,14 +45,19 @@ class Counting(TableExpert):
         return super().evaluate(path, n_rows, branch=branch, progress=progress)
 
 
-def pair(templates: Sequence[str] = (TURNS, NO_TEMPLATE), *, same: bool = False) -> Ensemble:
+def pair(templates: Sequence[str] = (TURNS, NO_TEMPLATE), *, same: bool = False, prompt_cache: int = 0) -> Ensemble:
     """Two experts of different vocabularies (or one and the same)."""
     first, second = vocabulary("ab", "ca", "a b"), vocabulary("bc", "ab ", "c")
     experts = [
         Counting.from_byte_law(first, letters(1), name="one"),
         Counting.from_byte_law(first if same else second, letters(2), name="two"),
     ]
-    return Ensemble.from_experts(experts, templates=templates, strategy="linear(w=evidence(eta=0.1, gamma=0.99))")
+    strategy = "linear(w=evidence(eta=0.1, gamma=0.99))"
+    return Ensemble.from_experts(experts, templates=templates, strategy=strategy, prompt_cache=prompt_cache)
+
+
+def text_of(ensemble: Ensemble, messages: list[dict[str, str]], max_bytes: int = 30) -> str:
+    return "".join(step.text for step in ensemble.generate(messages, reuse=True, seed=3, max_bytes=max_bytes))
 
 
 def said(*texts: str) -> list[dict[str, str]]:
@@ -87,6 +92,36 @@ def test_the_next_turn_decodes_its_new_tokens_only() -> None:
             new = len(expert.tokenize(answer.encode() + b"\n\nUser: ab c\n\nAssistant:\n"))
             assert expert.n_decoded - n_decoded <= new + 4
             assert sum(n_rows for _, n_rows in expert.asked[n_asked:]) <= new + 4  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_conversations_in_turn(kept: int) -> None:
+    """With a cache every conversation reads its new tokens only, and says what it says without one."""
+    topics = ["ab ca bc ab a b c ca ab" * 40, "ca ca b a bc" * 60, "b a" * 90]
+    with pair() as alone:
+        expected = [text_of(alone, said(topic)) for topic in topics]
+    with pair(prompt_cache=kept) as ensemble:
+        answers = [text_of(ensemble, said(topic)) for topic in topics]
+        assert answers == expected
+        for topic, answer in zip(topics, answers, strict=True):
+            before = [(e.n_decoded, len(e.asked)) for e in ensemble.experts]  # type: ignore[attr-defined]
+            text_of(ensemble, [*said(topic), *said("", answer, "ab c")[1:]], max_bytes=0)
+            for expert, (n_decoded, n_asked) in zip(ensemble.experts, before, strict=True):
+                new = len(expert.tokenize(answer.encode() + b"\n\nUser: ab c\n\nAssistant:\n")) + 4
+                rows = sum(n_rows for _, n_rows in expert.asked[n_asked:])  # type: ignore[attr-defined]
+                assert (expert.n_decoded - n_decoded <= new) is bool(kept)
+                assert rows <= new
+
+
+def test_a_text_read_afresh_leaves_no_trace() -> None:
+    """Bytes written by a text that is not remembered are never taken for those of one that is."""
+    with pair((NO_TEMPLATE, NO_TEMPLATE)) as ensemble, pair((NO_TEMPLATE, NO_TEMPLATE)) as afresh:
+        list(ensemble.generate("ab ca", reuse=True, given=b"ca b", max_bytes=0))
+        list(ensemble.generate("b", given=b"abc abc abc", max_bytes=0))
+        on = list(ensemble.generate("abc abc abc", reuse=True, given=b"ab", max_bytes=0))
+        again = list(afresh.generate("abc abc abc", given=b"ab", max_bytes=0))
+        for step, other in zip(on, again, strict=True):
+            assert step.weights == pytest.approx(other.weights)
 
 
 @pytest.mark.model

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from gguf_fusion.ahead import LEVELS
-from gguf_fusion.cli._output import ConsoleProgress
+from gguf_fusion.cli._output import ConsoleProgress, size_in_bytes
 from gguf_fusion.cli._registry import registry_option, weighted
 from gguf_fusion.config import DEFAULT_ENSEMBLE
 from gguf_fusion.cover.tree import EXACT_EPSILON
@@ -144,6 +144,7 @@ def load_ensemble(given: Mapping[str, Any]) -> Ensemble:
         "lazy": given.get("lazy", False),
         "prefetch": given.get("prefetch", "off"),
         "flash_attn": given.get("flash_attn"),
+        "prompt_cache": size_in_bytes("--prompt-cache", given.get("prompt_cache", "0")),
         "space": given.get("space", "auto"),
         "chat_templates": _templates(given["templates"]),
         "progress": ConsoleProgress(),

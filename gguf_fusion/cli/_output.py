@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,24 @@ from typing import Any
 
 import click
 
+from gguf_fusion.errors import UsageError
 from gguf_fusion.hub.quants import human_size
 
-__all__ = ["ConsoleProgress", "human_size", "note", "print_json", "print_line", "print_pairs", "print_table", "warn"]
+__all__ = [
+    "ConsoleProgress",
+    "human_size",
+    "note",
+    "print_json",
+    "print_line",
+    "print_pairs",
+    "print_table",
+    "size_in_bytes",
+    "warn",
+]
+
+
+_UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*\Z", re.IGNORECASE)
 
 
 def print_line(text: str = "") -> None:
@@ -50,6 +66,14 @@ def note(message: str) -> None:
 def warn(message: str) -> None:
     """Something to act on, on stderr."""
     click.echo(f"warning: {message}", err=True)
+
+
+def size_in_bytes(option: str, text: str) -> int:
+    """Bytes of a size as people write it; raises UsageError naming the option."""
+    match = _SIZE.match(text)
+    if not match:
+        raise UsageError(f"{option}: expected a size such as 6GB, 512MB or 8GiB, got {text!r}")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 class ConsoleProgress:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import click
 
 from gguf_fusion.cli._ensemble import rpc_option, workers_by_expert
-from gguf_fusion.cli._output import human_size, print_json, print_line, print_table
+from gguf_fusion.cli._output import human_size, print_json, print_line, print_table, size_in_bytes
 from gguf_fusion.cli._registry import registry_option
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
 from gguf_fusion.errors import UsageError
@@ -21,8 +20,6 @@ from gguf_fusion.plan.memory import CACHE_BITS, UBATCH
 from gguf_fusion.plan.planner import GPU_MARGIN, Placed, Plan, Request
 from gguf_fusion.smaller import path_of, plan_with_smaller, shape_before_pull, sources_taken
 
-_UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*\Z", re.IGNORECASE)
 _BAR = 40
 
 
@@ -110,14 +107,6 @@ def plan_command(
         _print(made, taken)
     if not made.fits:
         raise SystemExit(1)
-
-
-def size_in_bytes(option: str, text: str) -> int:
-    """Bytes of a size as people write it; raises UsageError naming the option."""
-    match = _SIZE.match(text)
-    if not match:
-        raise UsageError(f"{option}: expected a size such as 6GB, 512MB or 8GiB, got {text!r}")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def _as_json(made: Plan) -> dict[str, object]:

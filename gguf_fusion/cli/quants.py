@@ -9,9 +9,17 @@ from typing import Any
 
 import click
 
-from gguf_fusion.cli._output import ConsoleProgress, human_size, note, print_json, print_line, print_table, warn
+from gguf_fusion.cli._output import (
+    ConsoleProgress,
+    human_size,
+    note,
+    print_json,
+    print_line,
+    print_table,
+    size_in_bytes,
+    warn,
+)
 from gguf_fusion.cli._registry import registry_option, require_extra
-from gguf_fusion.cli.plan import size_in_bytes
 from gguf_fusion.config import Registry
 from gguf_fusion.errors import UsageError
 from gguf_fusion.measure.ladder import Plan, recommend

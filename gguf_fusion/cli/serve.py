@@ -35,6 +35,10 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
     "--grace", type=click.FloatRange(0), default=10.0, show_default=True,
     help="Seconds that a running reply has when the server is stopped.",
 )  # fmt: skip
+@click.option(
+    "--prompt-cache", metavar="SIZE", default="512MB", show_default=True,
+    help="Memory for conversations that are not the last one, so that each reads on where it was; 0 = none.",
+)  # fmt: skip
 @click.option("--metrics", is_flag=True, help="Answer GET /metrics, for Prometheus.")
 @click.option("-v", "--verbose", is_flag=True, help="A line for every request on stderr.")
 @machine_options

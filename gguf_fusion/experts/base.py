@@ -55,6 +55,13 @@ class Expert(Protocol):
         """
         ...
 
+    def bring_back(self, path: I32) -> int:
+        """Make the text resident that shares most with ``path``, of the resident one and those that were kept.
+
+        Returns the number of tokens shared. The text that makes room for it is kept, if there is a cache.
+        """
+        ...
+
     def close(self) -> None:
         """Free everything; closing twice is harmless, any other use afterwards raises ClosedError."""
         ...

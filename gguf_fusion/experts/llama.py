@@ -16,9 +16,10 @@ import numpy as np
 
 from gguf_fusion.arrays import F32, I32
 from gguf_fusion.errors import ClosedError, ContextOverflowError, ExpertFailedError, LoadError, ModelFileError
-from gguf_fusion.experts import native, native_devices, native_lora, weights
+from gguf_fusion.experts import native, native_devices, native_lora, native_state, weights
 from gguf_fusion.experts.base import Progress
 from gguf_fusion.experts.native_vocabulary import EndEdit, read_vocabulary
+from gguf_fusion.experts.prompt_cache import PromptCache, n_shared
 from gguf_fusion.experts.settings import Settings, check_against_model, depends_on_threads, flash, load_message
 from gguf_fusion.experts.tokenizer import Tokenizer
 from gguf_fusion.gguf_info import read, require_generative
@@ -67,6 +68,7 @@ class LlamaExpert:
         self.goes_back = settings.swa_full and not model.has_state
         """Whether the text can be cut anywhere without reading it again."""
         self._told = False
+        self.prompt_cache: PromptCache | None = None
         self._resident = np.zeros(settings.n_ctx, np.int32)
         self._n_resident = 0
         self._last_path = np.zeros(0, np.int32)
@@ -166,8 +168,25 @@ class LlamaExpert:
             self._last_path, self._last_rows = path.copy(), rows
             return rows
 
+    def bring_back(self, path: I32) -> int:
+        """Make the text that shares most with ``path`` resident; see the protocol."""
+        with self._using():
+            context, resident = self._context, self._resident[: self._n_resident]
+            if self.prompt_cache is not None and context.last_position(0) == self._n_resident - 1:
+                kept = self.prompt_cache.exchange(
+                    self.name, resident, path, lambda: native_state.size(context), lambda: native_state.copied(context),
+                    whole=not self.goes_back,
+                )  # fmt: skip
+                if kept is not None:
+                    self._last_rows, self._n_resident = None, 0
+                    if native_state.restore(context, kept.state):
+                        self._resident[: len(kept.path)] = kept.path
+                        self._n_resident = len(kept.path)
+            return n_shared(self._resident[: self._n_resident], path)
+
     def forget(self) -> None:
         """Drop the resident path; the next text is then decoded in the same batches whatever came before."""
+        self.bring_back(np.zeros(0, np.int32))
         with self._using():
             self._last_rows = None
             self._n_resident = 0

@@ -15,6 +15,7 @@ from gguf_fusion.arrays import F32, F64, I32
 from gguf_fusion.errors import ClosedError, ContextOverflowError, ExpertFailedError
 from gguf_fusion.experts.base import Progress
 from gguf_fusion.experts.byte_law import ByteLaw, SegmentedLaw
+from gguf_fusion.experts.prompt_cache import PromptCache, n_shared
 from gguf_fusion.vocabulary import Kind, Vocabulary
 
 TokenLaw = Callable[[tuple[int, ...]], F64]
@@ -44,6 +45,7 @@ class TableExpert:
         self.n_restarts = 0
         """How often a refused roll-back made it evaluate a whole path again."""
         self.threads = 1
+        self.prompt_cache: PromptCache | None = None
         self._law = law
         self._sticky = refuses_rollback
         self._buffer = np.full((max_rows, vocabulary.n_vocab), np.nan, np.float32)
@@ -118,9 +120,21 @@ class TableExpert:
         """Remember the number; a table computes nothing."""
         self.threads = n
 
-    def forget(self) -> None:
-        """Drop the resident path."""
+    def bring_back(self, path: I32) -> int:
+        """See the protocol; a state is the token path itself."""
         self._require_open()
+        if self.prompt_cache is not None:
+            resident = np.array(self._resident, np.int32)
+            kept = self.prompt_cache.exchange(
+                self.name, resident, path, lambda: resident.nbytes, lambda: resident.view(np.uint8), whole=self._sticky
+            )
+            if kept is not None:
+                self._resident, self._last = tuple(kept.path.tolist()), ((), 0)
+        return n_shared(np.array(self._resident, np.int32), path)
+
+    def forget(self) -> None:
+        """Drop the resident path, or keep it in the cache."""
+        self.bring_back(np.zeros(0, np.int32))
         self._resident = ()
         self._last = ((), 0)
 

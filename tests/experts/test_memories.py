@@ -17,6 +17,7 @@ from gguf_fusion.arrays import F32, I32
 from gguf_fusion.ensemble import Ensemble
 from gguf_fusion.experts import native
 from gguf_fusion.experts.llama import LlamaExpert
+from gguf_fusion.experts.prompt_cache import PromptCache
 from gguf_fusion.gguf_info import read
 from gguf_fusion.plan.memory import shape_of
 
@@ -237,3 +238,41 @@ def test_rows_do_not_change_behind_ones_back(tiny: Callable[[str], Path]) -> Non
         assert all(np.array_equal(a, b) for a, b in zip(kept, again, strict=True))
         assert isinstance(expert._context, native.Context)
         assert expert._context.last_position(0) == 29
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kept_text_goes_on_where_it_was(tiny: Callable[[str], Path], kind: str) -> None:
+    """Two texts in turn: each reads its new tokens only, with the rows of a fresh evaluation."""
+    rng = np.random.default_rng(5)
+    one, other, more = random_ids(rng, 90), random_ids(rng, 100), random_ids(rng, 12)
+    with load(tiny(kind)) as expert:
+        expert.prompt_cache = PromptCache(1 << 24)
+        expert.evaluate(one)
+        assert expert.bring_back(other) == 0
+        expert.evaluate(other)
+        longer, n = np.concatenate([one, more]), expert.n_decoded
+        assert expert.bring_back(longer) == len(one)
+        row = expert.evaluate(longer).copy()
+        assert expert.n_decoded - n == len(more)
+        assert close_to(row, fresh(tiny(kind), longer))
+        assert expert.bring_back(other) == len(other)
+        grown = np.concatenate([other, more])
+        assert close_to(expert.evaluate(grown).copy(), fresh(tiny(kind), grown))
+        expert.forget()
+        assert expert.bring_back(grown) == len(grown)
+        assert 0 < expert.prompt_cache.n_bytes <= 1 << 24
+
+
+def test_a_state_that_does_not_fit_is_no_harm(tiny: Callable[[str], Path]) -> None:
+    """Refused by the native library, the text is read again."""
+    rng = np.random.default_rng(6)
+    one, other = random_ids(rng, 90), random_ids(rng, 100)
+    with load(tiny("llama")) as expert:
+        expert.prompt_cache = PromptCache(1 << 24)
+        expert.evaluate(one)
+        expert.bring_back(other)
+        expert.evaluate(other)
+        _, kept = expert.prompt_cache._kept[0]
+        kept.state[:64] = 255
+        assert expert.bring_back(one) == 0
+        assert close_to(expert.evaluate(one).copy(), fresh(tiny("llama"), one))

@@ -39,6 +39,9 @@ _CLEARLY_FASTER = 0.9
 text is written fewer are due at a time, which favours one lane (measured on two cores, each expert due at 30 % of the
 steps: 28 ms per token in lanes, 25 in turn, though 68 against 73 when all are due)."""
 
+_DRIFT = 1.5
+"""A remembered plan that takes so many times its time, or so little of it, is measured anew."""
+
 Job = Callable[[], None]
 
 
@@ -125,7 +128,8 @@ def choose(
     Where rows depend on the number of threads (``thread_sensitive``), ``auto`` takes lanes without a stopwatch when
     there are cores for two: a choice by time could differ from run to run, and so would the text.
 
-    identity  : names files, settings and library; what was measured for it before is used again, until files change
+    identity  : names files, settings and library; what was measured for it before is used again, until files change or
+                a token of each takes a clearly different time
     calibrate : False measures nothing: ``auto`` is ``serial`` then
     """
     if mode not in MODES:
@@ -137,7 +141,11 @@ def choose(
         sensitive = any(getattr(expert, "thread_sensitive", False) for expert in experts)
         if sensitive:
             plan = lane_plan({expert.name: float(expert.vocabulary.n_vocab) for expert in experts}, cores)
-        elif mode == "auto" and (known := _remembered(identity, names, cores)) is not None:
+        elif (
+            mode == "auto"
+            and (known := _remembered(identity, names, cores)) is not None
+            and (not calibrate or _as_before(known, experts))
+        ):
             plan = known
         elif mode == "lanes" or calibrate:
             for expert in experts:
@@ -155,6 +163,16 @@ def _faster(lanes: LanePlan, serial: LanePlan) -> LanePlan:
     """The lanes, if they are clearly faster."""
     assert lanes.seconds is not None and serial.seconds is not None
     return lanes if lanes.seconds < _CLEARLY_FASTER * serial.seconds else serial
+
+
+def _as_before(plan: LanePlan, experts: Sequence[ThreadedExpert]) -> bool:
+    """Whether the plan still takes about the time that it took when it was chosen."""
+    before, now = plan.seconds, _measured(plan, experts).seconds
+    assert before is not None and now is not None
+    if before / _DRIFT <= now <= before * _DRIFT:
+        return True
+    _log.info("lanes: %.0f ms per token of each, %.0f when they were chosen: measured anew", 1e3 * now, 1e3 * before)
+    return False
 
 
 def _memory() -> Path:

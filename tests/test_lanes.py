@@ -187,29 +187,34 @@ def test_no_stopwatch_where_threads_change_rows() -> None:
 
 
 def test_what_was_measured_is_remembered(tmp_path, monkeypatch):
-    """The second choice for the same files measures nothing; other files, other cores or no identity measure again."""
+    """The same files are only checked; others, no identity, a damaged memory or another speed are measured in full."""
     monkeypatch.setenv("GGUF_FUSION_CACHE", str(tmp_path))
-    measured = []
-    real = lanes._measured
+    measured, speed = [], {"serial": 1.0, "lanes": 0.5}
 
-    def counted(plan, experts):
-        measured.append(plan)
-        return real(plan, experts)
+    def measure(plan, experts):
+        measured.append(plan.mode)
+        return replace(plan, seconds=speed[plan.mode])
 
-    monkeypatch.setattr(lanes, "_measured", counted)
-    experts = [Timed("a", 0.0), Timed("b", 0.0)]
-    first = lanes.choose(experts, "auto", 2, identity="files")
-    assert len(measured) == 2
-    again = lanes.choose(experts, "auto", 2, identity="files")
-    assert (again.lanes, again.threads) == (first.lanes, first.threads)
-    assert len(measured) == 2
-    lanes.choose(experts, "auto", 2, identity="other files")
-    assert len(measured) == 4
-    lanes.choose(experts, "auto", 2)
-    assert len(measured) == 6
+    def chosen(identity: str | None) -> tuple[str, list[str]]:
+        measured.clear()
+        return lanes.choose([Timed("a", 0.0), Timed("b", 0.0)], "auto", 2, identity=identity).mode, list(measured)
+
+    both = ["lanes", "serial"]
+    monkeypatch.setattr(lanes, "_measured", measure)
+    assert chosen("files") == ("lanes", both)
+    assert chosen("files") == ("lanes", ["lanes"])
+    assert chosen("other files") == ("lanes", both)
+    assert chosen(None) == ("lanes", both)
     (tmp_path / "lanes.json").write_text("{damaged")
-    lanes.choose(experts, "auto", 2, identity="files")
-    assert len(measured) == 8
+    assert chosen("files") == ("lanes", both)
+    speed["lanes"] *= 1.4
+    assert chosen("files") == ("lanes", ["lanes"])
+    speed["lanes"] *= 2
+    assert chosen("files") == ("serial", ["lanes", *both])
+    speed["serial"] /= 2
+    assert chosen("files") == ("serial", ["serial", *both])
+    experts = [Timed("a", 0.0), Timed("b", 0.0)]
+    assert lanes.choose(experts, "auto", 2, identity="files", calibrate=False).mode == "serial"
 
 
 def test_without_calibration_experts_take_turns():

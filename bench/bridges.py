@@ -21,17 +21,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
 
 import numpy as np
 from fidelity import POCKET
+from origin import ORIGIN
 from texts import DOMAINS, digest, texts
 
-from gguf_fusion import __version__, hub
+from gguf_fusion import hub
 from gguf_fusion.bridge.store import cached_byte_tables
 from gguf_fusion.cover.base import Prompt
 from gguf_fusion.cover.ghosts import fill
@@ -220,7 +219,7 @@ def main() -> None:
         print(f"{text.domain}: {text.name}", file=sys.stderr)
         record = {"domain": text.domain, "document": text.name, "digest": digest([text])}
         record |= measure(experts, text.text[: arguments.bytes].decode("utf-8", "ignore").encode(), space)
-        record |= {"version": __version__, "machine": platform.machine(), "cores": os.cpu_count()}
+        record |= ORIGIN
         print(json.dumps(record), flush=True)
     for expert in experts:
         expert.close()

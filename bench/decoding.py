@@ -20,21 +20,18 @@ import argparse
 import contextlib
 import inspect
 import json
-import os
-import platform
 import statistics
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import numpy as np
+from origin import ORIGIN
 
-from gguf_fusion import Ensemble, __version__, hub
+from gguf_fusion import Ensemble, hub
 from gguf_fusion.records import END
 
 POCKET = ("smollm2-135m-instruct", "gemma-3-270m", "qwen2.5-coder-0.5b-instruct")
@@ -227,18 +224,6 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
     return tuple(float(np.exp(x)) for x in (mean, mean - half, mean + half))  # type: ignore[return-value]
 
 
-def about() -> dict[str, Any]:
-    """The machine and what ran on it."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
-        cpu = names[0] if names else cpu
-    return {"version": __version__, "llama_cpp_python": version("llama-cpp-python"), "cpu": cpu,
-            "machine": platform.machine(), "cores": os.cpu_count(),
-            "date": time.strftime("%Y-%m-%d")}  # fmt: skip
-
-
 Way = Alone | Naive | FusedWay
 
 
@@ -271,7 +256,7 @@ def records(
         plain = took.get("fused, flash")
         if plain and name.startswith("fused, flash, "):
             record["same_text"] = all(a.text == b.text for a, b in zip(found, plain, strict=True))
-        yield record | about()
+        yield record | ORIGIN | {"date": time.strftime("%Y-%m-%d")}
 
 
 def prefills(ways: Mapping[str, Way], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -287,7 +272,7 @@ def prefills(ways: Mapping[str, Way], options: argparse.Namespace) -> Iterator[d
         mean, low, high = interval([b / a for a, b in zip(seconds_of, took["naive"], strict=True)])
         yield {"what": "prefill", "way": name, "threads": options.threads, "context": "prefill", "draw": "none",
                "repetitions": len(seconds_of), "bytes_per_s": len(text) / statistics.median(seconds_of),
-               "to_naive": mean, "to_naive_from": low, "to_naive_to": high, **about()}  # fmt: skip
+               "to_naive": mean, "to_naive_from": low, "to_naive_to": high, **ORIGIN}  # fmt: skip
 
 
 def main() -> None:

@@ -18,9 +18,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from origin import ORIGIN
 from texts import Text, digest, texts
 
-from gguf_fusion import __version__, hub
+from gguf_fusion import hub
 from gguf_fusion.config import Registry
 from gguf_fusion.discover import candidates, corpus, search
 from gguf_fusion.discover.candidates import Scored, as_formula
@@ -92,7 +93,7 @@ def main() -> None:
         records = _records(gathered, scored, winner.winner)
         seconds = time.perf_counter() - began
         about = {
-            "version": __version__, "texts": digest(found), "budget": arguments.budget, "seed": arguments.seed,
+            **ORIGIN, "texts": digest(found), "budget": arguments.budget, "seed": arguments.seed,
             "candidates": winner.n_candidates, "fit_bytes": sum(doc.n_scored for doc in fit), "seconds": round(seconds),
         }  # fmt: skip
         for record in records:

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from origin import ORIGIN
 
-from gguf_fusion import __version__
 from gguf_fusion.discover import candidates, corpus, search
 from gguf_fusion.evaluate.trace import Trace, columns_dtype
 from gguf_fusion.records import N_SYMBOLS
@@ -136,9 +136,9 @@ def main() -> None:
             took("judging")
     made_up = seconds.pop("making up traces")
     record = {
-        "version": __version__, "bytes": arguments.bytes, "documents": arguments.documents,
+        **ORIGIN, "bytes": arguments.bytes, "documents": arguments.documents,
         "fit_bytes": sum(doc.n_scored for doc in fit), "experts": len(NAMES), "budget": arguments.budget,
-        "workers": arguments.workers, "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1),
+        "workers": arguments.workers, "load": round(os.getloadavg()[0], 1),
         "candidates": found.n_candidates, "seconds": seconds,
         "total_s": round(time.perf_counter() - began - made_up, 1), "private_mib": round(memory.private),
         "mapped_mib": round(memory.mapped), "winner": found.winner, "test_bpb": found.test_bpb,

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 
 import numpy as np
+from origin import ORIGIN
 from texts import Text, digest, texts
 
-from gguf_fusion import __version__, hub
+from gguf_fusion import hub
 from gguf_fusion.config import Registry
 from gguf_fusion.cover.tree import DEFAULT_EPSILON
 from gguf_fusion.evaluate.exponents import fitted_exponents, rows_of
@@ -151,7 +150,7 @@ def main() -> None:
     arguments = parser.parse_args()
     found = texts()
     scores, fitted = scored(found, (DEFAULT_EPSILON,), arguments.threads)
-    about = {"version": __version__, "texts": digest(found), "machine": platform.machine(), "cores": os.cpu_count()}
+    about = {"texts": digest(found), **ORIGIN}
     records, tested = [], []
     for domain in dict.fromkeys(text.domain for text in found):
         parts = {

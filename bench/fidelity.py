@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
-import platform
 import re
 import sys
 import sysconfig
@@ -21,8 +19,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+from origin import ORIGIN
 
-from gguf_fusion import __version__, hub
+from gguf_fusion import hub
 from gguf_fusion.bridge.store import cached_byte_tables
 from gguf_fusion.cover.prefill import token_logprob
 from gguf_fusion.cover.tree import DEFAULT_EPSILON, EXACT_EPSILON, CoverTree
@@ -160,7 +159,7 @@ def main() -> None:
             began = time.time()
             record = measure(expert, text, arguments.epsilon)
             record |= {"expert": name, "domain": domain, "seconds": round(time.time() - began, 1)}
-            record |= {"version": __version__, "machine": platform.machine(), "cores": os.cpu_count()}
+            record |= ORIGIN
             print(json.dumps(record), flush=True)
         expert.close()
 

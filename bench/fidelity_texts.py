@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 
 from domains import scored
+from origin import ORIGIN
 from texts import digest, texts
 
-from gguf_fusion import __version__
 from gguf_fusion.cover.tree import DEFAULT_EPSILON, EXACT_EPSILON
 from gguf_fusion.evaluate.score import DocumentScore
 
@@ -55,8 +53,7 @@ def main() -> None:
     for domain in dict.fromkeys(text.domain for text in found):
         some = [t for t in found if (t.domain, t.split) == (domain, "test")][: arguments.documents]
         scores, _ = scored(some, EPSILONS, arguments.threads, names=())
-        about = {"domain": domain, "documents": len(some), "texts": digest(found), "version": __version__,
-                 "machine": platform.machine(), "cores": os.cpu_count()}  # fmt: skip
+        about = {"domain": domain, "documents": len(some), "texts": digest(found), **ORIGIN}
         for name in scores[0].experts:
             print(json.dumps({**record(name, scores), **about}), flush=True)
         print(f"{domain}: {len(some)} documents", file=sys.stderr)

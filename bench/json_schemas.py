@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 import time
 from typing import Any
 
 import jsonschema
 from openai import OpenAI
-
-from gguf_fusion import __version__
+from origin import ORIGIN
 
 _WORD = {"type": "string", "maxLength": 12}
 
@@ -87,7 +84,7 @@ def main() -> None:
         record = {
             "schema": name, "ensemble": model, "n": len(texts), "valid": n_valid, "different": len(set(texts)),
             "bytes": sum(len(text.encode()) for text in texts), "seconds": round(time.monotonic() - began, 1),
-            "version": __version__, "machine": platform.machine(), "cores": os.cpu_count(),
+            **ORIGIN,
         }  # fmt: skip
         print(json.dumps(record, ensure_ascii=False), flush=True)
 

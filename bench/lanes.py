@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import time
 from functools import partial
 
 import numpy as np
+from origin import ORIGIN
 
-from gguf_fusion import __version__, hub
+from gguf_fusion import hub
 from gguf_fusion.devices import usable_cores
 from gguf_fusion.experts.llama import LlamaExpert
 from gguf_fusion.lanes import LanePlan, Lanes, apply_threads, lane_plan, serial_plan
@@ -57,8 +56,7 @@ def main() -> None:
                 "serial_ms": 1e3 * float(np.median(seconds["serial"])),
                 "lanes_ms": 1e3 * float(np.median(seconds["lanes"])),
                 "times_faster": float(median), "from": float(low), "to": float(high), "plan": str(plans["lanes"]),
-                "repetitions": arguments.repetitions, "version": __version__, "machine": platform.machine(),
-                "cores": os.cpu_count(),
+                "repetitions": arguments.repetitions, **ORIGIN,
             }
         )
     )  # fmt: skip

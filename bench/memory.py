@@ -19,13 +19,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 
-from gguf_fusion import __version__, hub
+from origin import ORIGIN
+
+from gguf_fusion import hub
 from gguf_fusion.config import DEFAULT_ENSEMBLE, Registry
 from gguf_fusion.experts.settings import Settings, cache_bytes
 from gguf_fusion.gguf_info import read
@@ -66,7 +67,6 @@ print(json.dumps(peaks), file=sys.stderr)
 """
 """Prints the peak of the process and of the largest one it started."""
 
-ABOUT = {"version": __version__, "machine": platform.machine(), "cores": os.cpu_count()}
 
 MARGIN_BYTES = 300_000_000
 """What ``run`` may take beside files and caches."""
@@ -88,7 +88,7 @@ def run_peaks() -> None:
         peak, _ = peaks_of("run", "--seed", "1", *words)
         record = {
             "prompt": prompt, "files_bytes": files, "kv_bytes": caches, "peak_bytes": peak,
-            "beside_bytes": peak - files - caches, "allowed_bytes": files + caches + MARGIN_BYTES, **ABOUT,
+            "beside_bytes": peak - files - caches, "allowed_bytes": files + caches + MARGIN_BYTES, **ORIGIN,
         }  # fmt: skip
         print(json.dumps(record), flush=True)
 
@@ -104,7 +104,7 @@ def quants_peaks(name: str, levels: Sequence[str]) -> None:
             )  # fmt: skip
         record = {
             "expert": name, "level": level, "model_bytes": reference.stat().st_size, "peak_bytes": max(own, started),
-            "above_model_bytes": max(own, started) - reference.stat().st_size, **ABOUT,
+            "above_model_bytes": max(own, started) - reference.stat().st_size, **ORIGIN,
         }  # fmt: skip
         print(json.dumps(record), flush=True)
 
@@ -142,7 +142,7 @@ def main() -> None:
             record = {
                 "expert": name, "n_ctx": n_ctx, "measured_bytes": measured, "predicted_bytes": need.total,
                 "weights_bytes": need.weights, "kv_bytes": need.kv, "buffers_bytes": need.buffers,
-                "error": need.total / measured - 1.0, **ABOUT,
+                "error": need.total / measured - 1.0, **ORIGIN,
             }  # fmt: skip
             print(json.dumps(record), flush=True)
 

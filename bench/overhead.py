@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import time
 from collections.abc import Callable
 
 import numpy as np
+from origin import ORIGIN
 
-from gguf_fusion import Ensemble, __version__, hub
+from gguf_fusion import Ensemble, hub
 from gguf_fusion.bridge.store import cached_byte_tables
 from gguf_fusion.experts.llama import LlamaExpert
 from gguf_fusion.kernels.softmax import BLOCK, row_masses
@@ -28,7 +27,6 @@ POCKET = ("smollm2-135m-instruct", "gemma-3-270m", "qwen2.5-coder-0.5b-instruct"
 TEXT = (
     "A bench is a long seat for several people. It may stand in a park, in a hall, or at a table in a workshop, where"
 )
-ABOUT = {"version": __version__, "machine": platform.machine(), "cores": os.cpu_count()}
 
 
 def run(threads: int, n_bytes: int) -> dict[str, object]:
@@ -83,9 +81,9 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     arguments = parser.parse_args()
     for name in POCKET if arguments.what == "kernel" else ():
-        print(json.dumps({**kernel(name, arguments.repetitions), **ABOUT}), flush=True)
+        print(json.dumps({**kernel(name, arguments.repetitions), **ORIGIN}), flush=True)
     for threads in arguments.threads if arguments.what == "run" else ():
-        print(json.dumps({**run(threads, arguments.bytes), **ABOUT}), flush=True)
+        print(json.dumps({**run(threads, arguments.bytes), **ORIGIN}), flush=True)
 
 
 if __name__ == "__main__":

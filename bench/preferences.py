@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -21,9 +19,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from origin import ORIGIN
 from texts import digest, texts
-
-from gguf_fusion import __version__
 
 
 def command(*arguments: str) -> dict[str, Any]:
@@ -37,8 +34,7 @@ def command(*arguments: str) -> dict[str, Any]:
 
 def about(found: dict[str, Any]) -> dict[str, Any]:
     """The record without the place of its file, and where it comes from."""
-    origin = {"version": __version__, "machine": platform.machine(), "cores": os.cpu_count()}
-    return {key: value for key, value in found.items() if key != "out"} | origin
+    return {key: value for key, value in found.items() if key != "out"} | ORIGIN
 
 
 def main() -> None:

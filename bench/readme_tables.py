@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 RESULTS = ROOT / "bench" / "results"
 BLOCK = re.compile(r"(<!-- (table|help):([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-PROVENANCE = ("version", "commit", "date", "machine", "cores")
+PROVENANCE = ("version", "llama_cpp_python", "commit", "date", "machine", "cpu", "cores")
 """Keys that say where a record comes from; they are told under the table."""
 
 Record = Mapping[str, Any]
@@ -152,12 +152,14 @@ TABLES = {
         },
     ),
     "lanes": Table(
-        identity=("plan",),
-        by={"plan": "lanes"},
+        identity=("plan", "cpu"),
+        by={"cpu": "processor", "plan": "lanes"},
         means={
             "serial_ms": ("in turn, ms", "{:.1f}".format),
             "lanes_ms": ("in lanes, ms", "{:.1f}".format),
             "times_faster": ("times as fast", "{:.2f}".format),
+            "from": ("5 %", "{:.2f}".format),
+            "to": ("95 %", "{:.2f}".format),
         },
     ),
     "decoding": Table(

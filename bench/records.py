@@ -8,13 +8,11 @@ gguf-fusion quants --ensemble NAME … --json | python bench/records.py > bench/
 from __future__ import annotations
 
 import json
-import os
-import platform
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gguf_fusion import __version__
+from origin import ORIGIN
 
 
 def records(text: str) -> Iterator[dict[str, Any]]:
@@ -28,8 +26,7 @@ def records(text: str) -> Iterator[dict[str, Any]]:
 
 def kept(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record with files named instead of located, a label for its line in a table, and where it comes from."""
-    about = {"version": __version__, "machine": platform.machine(), "cores": os.cpu_count()}
-    kept = {**record, **about}
+    kept = {**record, **ORIGIN}
     if "quant" in record:
         kept["file"] = record["file"].rsplit("/", 1)[-1]
         kept["level"] = record["quant"] + (" (reference)" if record["is_reference"] else "")

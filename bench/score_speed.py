@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+from origin import ORIGIN
 
-from gguf_fusion import __version__
 from gguf_fusion.evaluate.score import Document, score_trace
 from gguf_fusion.evaluate.trace import Trace, open_trace, writable
 from gguf_fusion.expressions import DEFAULT, PRESETS, parse
@@ -99,8 +97,7 @@ def main() -> None:
             "strategy": strategy, "kind": wanted[strategy][0], "expression": wanted[strategy][1],
             "seconds": float(np.median(times)),
             "cpu_seconds": float(np.median(cpu[strategy])),
-            "rounds": len(times), "bytes": arguments.bytes, "experts": len(NAMES), "version": __version__,
-            "machine": platform.machine(), "cores": os.cpu_count(),
+            "rounds": len(times), "bytes": arguments.bytes, "experts": len(NAMES), **ORIGIN,
         }  # fmt: skip
         print(json.dumps(record), flush=True)
 

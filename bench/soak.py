@@ -13,13 +13,13 @@ import argparse
 import gc
 import itertools
 import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Iterator
 
-from gguf_fusion import Ensemble, __version__
+from origin import ORIGIN
+
+from gguf_fusion import Ensemble
 from gguf_fusion.devices import resident_bytes
 
 WORDS = (
@@ -73,7 +73,7 @@ def main() -> int:
     record = {
         "experts": "+".join(arguments.experts), "requests": arguments.requests, "generated_bytes": total,
         "before_bytes": sizes[0], "after_bytes": sizes[-1], "growth_bytes": growth, "samples_bytes": sizes,
-        "seconds": round(seconds, 1), "version": __version__, "machine": platform.machine(), "cores": os.cpu_count(),
+        "seconds": round(seconds, 1), **ORIGIN,
     }  # fmt: skip
     print(json.dumps(record), flush=True)
     return int(growth > 1e6 * arguments.limit)

@@ -16,7 +16,8 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import Any, Self, TextIO
 
 import numpy as np
 
-from gguf_fusion.errors import UsageError
+from gguf_fusion.errors import GgufFusionError, UsageError
 from gguf_fusion.records import Piece
 
 FORMAT = 1
@@ -86,13 +87,17 @@ class TraceWriter:
         return cls(stream, header)
 
     def write(self, pieces: Iterable[Piece], more: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Add pieces, each a line of its own; ``more``: further keys of each."""
+        """Add pieces, each a line of its own; ``more``: further keys of each.
+
+        Raises GgufFusionError where the file cannot take them (a full disk): a trace with holes is none.
+        """
         for i, piece in enumerate(pieces):
             self._line({"type": "piece", **piece_record(piece, self._experts), **(more[i] if more else {})})
 
     def close(self) -> None:
-        """Close the stream; closing twice is harmless."""
-        self._stream.close()
+        """Close the stream; closing twice is harmless. Raises GgufFusionError as ``write`` does."""
+        with self._lost_is_an_error():
+            self._stream.close()
 
     def __enter__(self) -> Self:
         return self
@@ -103,8 +108,17 @@ class TraceWriter:
         self.close()
 
     def _line(self, record: dict[str, Any]) -> None:
-        self._stream.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
-        self._stream.flush()
+        with self._lost_is_an_error():
+            self._stream.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+            self._stream.flush()
+
+    @contextmanager
+    def _lost_is_an_error(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            name = getattr(self._stream, "name", "")
+            raise GgufFusionError(f"trace {name}: it cannot be kept there: {error.strerror}") from error
 
 
 def piece_record(piece: Piece, experts: Sequence[str]) -> dict[str, Any]:

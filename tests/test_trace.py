@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from click.testing import CliRunner
 
 from gguf_fusion.cli import main
 from gguf_fusion.ensemble import Ensemble
-from gguf_fusion.errors import UsageError
+from gguf_fusion.errors import GgufFusionError, UsageError
 from gguf_fusion.experts.table import TableExpert
 from gguf_fusion.records import Piece
 from gguf_fusion.testing import byte_vocabulary, nested_vocabulary
@@ -33,6 +35,38 @@ def piece(data: bytes, logprob: float = -1.5, reason: str | None = None) -> Piec
 
 
 HEADER = TraceHeader(experts=("a", "b"), strategy="linear(static)", seed=7, piece_expert="b")
+
+
+class Full(io.StringIO):
+    """A file on a disk with room for some lines."""
+
+    name = "t.jsonl"
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+
+    def write(self, text: str) -> int:
+        self.room -= 1
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, "no room")
+        return super().write(text)
+
+    def close(self) -> None:
+        if self.room < 0:  # what a buffer holds is tried again
+            raise OSError(errno.ENOSPC, "no room")
+        super().close()
+
+
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_a_trace_that_cannot_be_kept_is_an_error_with_its_name(room: int) -> None:
+    """A full disk ends the run with the name of the file, whether at the header or at a piece."""
+    with (
+        pytest.raises(GgufFusionError, match=r"^trace t\.jsonl: it cannot be kept there: no room$") as failed,
+        TraceWriter(Full(room), HEADER) as writer,
+    ):
+        writer.write([piece(b"a"), piece(b"b")])
+    assert failed.value.exit_status == 1
 
 
 def test_a_trace_reads_back_as_it_was_written(tmp_path: Path) -> None:

@@ -86,21 +86,20 @@ class LazyGroup(click.Group):
         except GgufFusionError as error:
             click.echo(f"error: {error}", err=True)
             _exit(error.exit_status)
-        except OSError as error:
+        except OSError as error:  # a full disk, mostly: what was found out is not on it, but nobody needs a traceback
             if error.errno != errno.EPIPE:
-                raise
-            _drop_stdout()
+                where = "" if error.filename is None else f": {error.filename}"
+                click.echo(f"error: {error.strerror or error}{where}", err=True)
             _exit(1)
         return _exit(status if isinstance(status, int) else 0)
 
 
 def _exit(status: int) -> NoReturn:
+    try:
+        sys.stdout.flush()
+    except OSError:  # nothing more can be written: let the interpreter's last flush go nowhere instead of complaining
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(status)
-
-
-def _drop_stdout() -> None:
-    """The reader of a pipe has gone: let the interpreter's last flush go nowhere instead of complaining."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.group(

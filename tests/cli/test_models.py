@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -242,6 +243,28 @@ def test_closed_pipe_is_silent(registry_file: Path) -> None:
     command = f"{sys.executable} -m gguf_fusion show a --json --config {registry_file} | true"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert result.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_full_disk_behind_stdout_is_one_line(registry_file: Path) -> None:
+    """Results that cannot be written end with status 1 and a line that says why."""
+    command = f"{sys.executable} -m gguf_fusion show a --json --config {registry_file} > /dev/full"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (1, f"error: {os.strerror(errno.ENOSPC)}\n")
+
+
+def test_file_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch, registry_file: Path) -> None:
+    """An error of the system that no command foresaw is a line with the file's name."""
+    from gguf_fusion import hub
+
+    def broken(*args: object, **options: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "/some/model.gguf")
+
+    monkeypatch.setattr(hub, "pull", broken)
+    result = run("pull", "a", "--config", registry_file)
+    assert result.exit_code == 1
+    assert result.stderr.endswith(f"error: {os.strerror(errno.EIO)}: /some/model.gguf\n")
+    assert "Traceback" not in result.stderr
 
 
 def test_plain_progress_is_two_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,7 @@ rpc_option = click.option(
 
 _MACHINE_OPTIONS = (
     click.option("-c", "--n-ctx", type=int, help="Context of every expert, in its tokens."),
-    click.option("-t", "--threads", type=int, help="Threads for all experts together."),
+    click.option("-t", "--threads", type=click.IntRange(min=1), help="Threads for all experts together."),
     click.option(
         "-ngl",
         "--n-gpu-layers",

@@ -51,7 +51,7 @@ from gguf_fusion.options import Options
 @click.option("--context", type=int, default=CONTEXT, show_default=True, help="Unscored bytes at a window's start.")
 @click.option("--max-bytes", type=int, help="Bytes read of each file.")
 @click.option("-c", "--n-ctx", type=int, help="Context of every expert in its tokens, if not that of a window.")
-@click.option("-t", "--threads", type=int, help="Threads for all experts together.")
+@click.option("-t", "--threads", type=click.IntRange(min=1), help="Threads for all experts together.")
 @click.option("-ngl", "--n-gpu-layers", type=int, help="Layers of every expert on a GPU; -1 = all.")
 @click.option("--lanes", type=click.Choice(["auto", "serial", "lanes"]), default="auto", show_default=True)
 @click.option(

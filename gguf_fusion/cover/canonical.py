@@ -26,6 +26,18 @@ def word_start(text: bytes, position: int, at_least: int = 8) -> int:
     return _character_start(text, floor)
 
 
+def _word_end(text: bytes, position: int) -> int:
+    """Where a word ends, at least 8 bytes after ``position``: what follows does not change how it is cut.
+
+    Falls back to ``_LOOK_BACK`` bytes after.
+    """
+    last = min(len(text), position + 8 + _LOOK_BACK)
+    for i in range(position + 8, last):
+        if text[i] in b" \n" and text[i - 1] not in b" \n\t":
+            return i
+    return last if last == len(text) else _character_start(text, last)
+
+
 def _character_start(text: bytes, position: int) -> int:
     """The nearest start of a UTF-8 character at or before ``position``."""
     start = position
@@ -53,7 +65,7 @@ def borders(expert: Expert, text: bytes) -> I32:
 
 
 def border_holds(expert: Expert, text: bytes, position: int) -> bool:
-    """Whether the canonical tokenization of the recent text has a token border at ``position``.
+    """Whether the canonical tokenization of the words around ``position`` has a token border there.
 
     A border inside a character that is still incomplete cannot be judged and counts as held.
     """
@@ -61,7 +73,7 @@ def border_holds(expert: Expert, text: bytes, position: int) -> bool:
     if position >= end:
         return True
     start = word_start(text, position)
-    return position == start or position - start in borders(expert, text[start:end])
+    return position == start or position - start in borders(expert, text[start : _word_end(text[:end], position)])
 
 
 def prompt_border(expert: Expert, text: bytes) -> tuple[I32, bytes]:

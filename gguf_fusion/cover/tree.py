@@ -195,7 +195,8 @@ class CoverTree:
     def snapshot(self) -> Any:
         """A copy of the hypotheses and of what was learned; rows are kept, not copied."""
         hold = Hold(frozenset(self._slots_in_use()))
-        self._holds.add(hold)
+        if hold.slots:
+            self._holds.add(hold)
         learned = Learned._make(array.copy() for array in self._learned)
         return self._base, copied(self._covers), list(self._pending), learned, hold
 
@@ -251,13 +252,14 @@ class CoverTree:
         n, n_leaves = int(covers.state["n_ghosts"][0]), int(covers.state["n_leaves"][0])
         costs = covers.costs[:n]
         left = float(costs.sum())
+        text = self._text()
         chosen: list[int] = []
         denied: list[int] = []
         for i in np.argsort(-costs, kind="stable").tolist():
             if self.epsilon and left <= self.epsilon and (chosen or n_leaves):
                 break
             position = int(covers.ghosts["position"][i])
-            if position == here or not self.epsilon or border_holds(self.expert, self._text(), position):
+            if position == here or not self.epsilon or border_holds(self.expert, text, position):
                 chosen.append(i)
             elif here - position > _SUSPECT_BYTES:
                 denied.append(i)
@@ -304,7 +306,9 @@ class CoverTree:
         return set(self._covers.leaves["slot"][: int(self._covers.state["n_leaves"][0])].tolist())
 
     def _free_slot(self) -> int:
-        used = self._slots_in_use().union(*(hold.slots for hold in self._holds))
+        used = self._slots_in_use()
+        if self._holds:
+            used = used.union(*(hold.slots for hold in self._holds))
         if len(used) == len(self._rows.scale):
             self._rows = more_rows(self._rows)
         return next(slot for slot in range(len(self._rows.scale)) if slot not in used)

@@ -40,6 +40,7 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._native = native
         self._warned = False
+        self._is_text = vocabulary.kinds == Kind.TEXT
         self._adds_space = self._joined(native(b"a", False)) == b" a"
 
     def text(self, text: bytes) -> I32:
@@ -94,12 +95,10 @@ class Tokenizer:
 
     def _culprits(self, text: bytes, ids: I32) -> set[bytes]:
         """What in ``text`` went wrong: the bytes of all tokens that are no text, else the first changed character."""
-        vocabulary = self._vocabulary
-        joined = self._joined(ids)
-        wrong = ids[vocabulary.kinds[ids] != Kind.TEXT]
-        if not len(wrong) and joined == text:
+        joined, is_text = self._joined(ids), self._is_text[ids]
+        if joined == text and is_text.all():
             return set()
-        found = {piece for piece in map(vocabulary.piece, wrong.tolist()) if piece and piece in text}
+        found = {piece for piece in map(self._vocabulary.piece, ids[~is_text].tolist()) if piece and piece in text}
         if found:
             return found
         same = 0
@@ -108,7 +107,7 @@ class Tokenizer:
         return {_character_at(text, same)}
 
     def _joined(self, ids: I32) -> bytes:
-        return b"".join(self._vocabulary.piece(int(token)) for token in ids)
+        return b"".join(map(self._vocabulary.piece, ids.tolist()))
 
     def _spelled(self, data: bytes) -> I32:
         """Bytes that must not, or cannot, go through the native tokenizer: the longest pieces there are, then bytes."""

@@ -1,4 +1,4 @@
-"""Array aliases and guards: dtype, rank, shape and contiguity are checked in that order."""
+"""Array aliases and guards: dtype, rank, contiguity and shape are checked in that order."""
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ def check_array(name: str, array: NDArray[Any], dtype: DTypeLike, shape: tuple[i
         isinstance(array, np.ndarray)
         and array.dtype == dtype
         and array.ndim == len(shape)
-        and all(n is None or n == m for n, m in zip(shape, array.shape, strict=True))
         and array.flags.c_contiguous
     ):
-        return
+        for n, m in zip(shape, array.shape, strict=True):
+            if n is not None and n != m:
+                break
+        else:
+            return
     wanted = np.dtype(dtype)
     want = f"{wanted} ({', '.join('any' if n is None else str(n) for n in shape)})"
     if not isinstance(array, np.ndarray):

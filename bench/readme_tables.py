@@ -52,7 +52,8 @@ class Table:
     """How records become lines.
 
     identity : keys by which a record replaces an earlier one of the same file
-    unfold   : key of a list of objects; each becomes a record of its own, with the outer values
+    unfold   : key of a list of objects; each becomes a record of its own, with the outer values; no list: no line
+    only     : key -> the values that are shown, where the file holds more than a reader of the table wants
     by       : keys of the first columns; records that agree in them are one line
     means    : key -> (heading, format) of further columns, the mean over those records
     largest  : the same, the largest of those records; after the means
@@ -60,6 +61,7 @@ class Table:
 
     identity: tuple[str, ...] = ()
     unfold: str = ""
+    only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     by: Mapping[str, str] = field(default_factory=dict)
     means: Mapping[str, tuple[str, Callable[[float], str]]] = field(default_factory=dict)
     largest: Mapping[str, tuple[str, Callable[[float], str]]] = field(default_factory=dict)
@@ -105,6 +107,17 @@ TABLES = {
             "above_model_bytes": ("above the model, MB", megabytes),
         },
     ),
+    "preferences": Table(
+        identity=("stage",),
+        unfold="ways",
+        by={"way": "way"},
+        means={
+            "bpb": ("bits per byte", "{:.4f}".format),
+            "relative": ("gain over the best single expert", percent),
+            "relative_low": ("95 % from", percent),
+            "relative_high": ("to", percent),
+        },
+    ),
     "bench": Table(
         identity=("model", "test", "n_threads"),
         by={"model": "model", "n_threads": "threads", "test": "test"},
@@ -132,8 +145,8 @@ TABLES = {
         },
     ),
     "overhead": Table(
-        identity=("threads",),
-        by={"threads": "threads"},
+        identity=("threads", "cpu"),
+        by={"cpu": "processor", "threads": "threads"},
         means={
             "bridge": ("bridge", percent),
             "fusion": ("fusion", percent),
@@ -143,8 +156,8 @@ TABLES = {
         },
     ),
     "kernel": Table(
-        identity=("expert",),
-        by={"expert": "expert", "n_vocab": "entries"},
+        identity=("expert", "cpu"),
+        by={"cpu": "processor", "expert": "expert", "n_vocab": "entries"},
         means={
             "kernel_us": ("kernel, µs", "{:.0f}".format),
             "numpy_us": ("NumPy softmax, µs", "{:.0f}".format),
@@ -163,8 +176,19 @@ TABLES = {
         },
     ),
     "decoding": Table(
-        identity=("way", "threads", "context", "draw"),
-        by={"way": "way", "threads": "threads", "context": "context", "draw": "draw"},
+        identity=("way", "threads", "context", "draw", "cpu"),
+        only={
+            "way": (
+                "qwen2.5-coder-0.5b-instruct",
+                "naive",
+                "fused",
+                "fused, default strategy",
+                "fused, flash, prefetch exact",
+                "fused, flash, lazy and prefetch exact",
+                "fused, prefetch law",
+            )
+        },
+        by={"cpu": "processor", "threads": "threads", "context": "context", "draw": "draw", "way": "way"},
         means={
             "bytes_per_s": ("bytes per second", "{:.1f}".format),
             "tokens_per_s": ("tokens per second", "{:.1f}".format),
@@ -176,8 +200,8 @@ TABLES = {
         },
     ),
     "prefill": Table(
-        identity=("way", "threads"),
-        by={"way": "way", "threads": "threads"},
+        identity=("way", "threads", "cpu"),
+        by={"cpu": "processor", "threads": "threads", "way": "way"},
         means={
             "bytes_per_s": ("prompt bytes per second", "{:.0f}".format),
             "to_naive": ("times the naive way", "{:.2f}".format),
@@ -266,7 +290,8 @@ def table(name: str) -> str:
         lines = [[number(record.get(key, "")) for key in keys] for record in plain]
         return markdown(keys, lines) + provenance(path, records)
     latest = {tuple(r[key] for key in spec.identity) if spec.identity else i: r for i, r in enumerate(records)}
-    flat = [{**r, **inner} for r in latest.values() for inner in (r[spec.unfold] if spec.unfold else [{}])]
+    flat = [{**r, **inner} for r in latest.values() for inner in (r.get(spec.unfold, []) if spec.unfold else [{}])]
+    flat = [r for r in flat if all(r[key] in shown for key, shown in spec.only.items())]
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in flat:
         groups.setdefault(tuple(record[key] for key in spec.by), []).append(record)

@@ -20,12 +20,7 @@ def check_array(name: str, array: NDArray[Any], dtype: DTypeLike, shape: tuple[i
 
     ``None`` in ``shape`` means any length. The message says what was expected, what was got and how to mend it.
     """
-    if (
-        isinstance(array, np.ndarray)
-        and array.dtype == dtype
-        and array.ndim == len(shape)
-        and array.flags.c_contiguous
-    ):
+    if isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == len(shape) and array.flags.c_contiguous:
         for n, m in zip(shape, array.shape, strict=True):
             if n is not None and n != m:
                 break
